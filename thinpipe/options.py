@@ -258,10 +258,17 @@ def from_facts(kind: type[_T], facts: Any, what: str) -> _T:
         if name in facts:
             if not _fits(facts[name], hints[name]):
                 raise ValueError(f"{what}: {name} cannot be {_text(facts[name])}")
-            values[name] = tuple(facts[name]) if isinstance(facts[name], list) else facts[name]
+            values[name] = _as_field(facts[name], hints[name])
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"{what} have no {name!r}")
     return kind(**values)
+
+
+def _as_field(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as a field has it: tuples in place of lists, paths in place of text."""
+    if isinstance(value, str) and Path in (hint, *get_args(hint)):
+        return Path(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _fits(value: Any, hint: Any) -> bool:

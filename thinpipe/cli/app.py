@@ -19,10 +19,12 @@ VERBS = {
     "train": ("thinpipe.cli.train:train", "Train a model whose layers are on several workers."),
     "evaluate": ("thinpipe.cli.evaluate:evaluate", "Compute loss and accuracy of a model, a run or an adapter."),
     "generate": ("thinpipe.cli.generate:generate", "Generate texts with a model on several workers."),
+    "serve": ("thinpipe.cli.serve:serve", "Hold layers for clients elsewhere, over encrypted links."),
     "ablate": ("thinpipe.cli.ablate:ablate", "Train every combination of a plan, and compare the results."),
     "export": ("thinpipe.cli.export:export", "Write the model of a run as a folder of transformers."),
     "diff": ("thinpipe.cli.diff:diff", "Compare two records of the same kind, written with --json."),
     "models": ("thinpipe.cli.models:models", "List the models of transformers that can be cut into units."),
+    "peers": ("thinpipe.cli.peers:peers", "List the machines that may connect to this one."),
     "bench codecs": (
         "thinpipe.cli.bench:bench_codecs",
         "Measure size, error and time of each codec on this machine.",
@@ -40,6 +42,8 @@ _WORKERS = {
     "evaluate": "thinpipe.train.evaluation",
     "generate": "thinpipe.train.generation.printing",
 }
+# Options of commands whose other workers are started elsewhere, or that start none.
+_ELSEWHERE = ("--help", "--help-all", "--rank", "--servers", "--listen")
 _PLAIN: dict[str, Any] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
@@ -67,7 +71,7 @@ def start_server(verb: str, arguments: Sequence[str]) -> None:
     def has(*names: str) -> bool:
         return not given.keys().isdisjoint(names)
 
-    if verb not in _WORKERS or has("--help", "--help-all", "--rank") or "RANK" in os.environ:
+    if verb not in _WORKERS or has(*_ELSEWHERE) or "RANK" in os.environ:
         return
     modules = [_WORKERS[verb], "thinpipe.codecs.kernels.cpu"]
     if has("--lora", "--adapter"):

@@ -20,19 +20,37 @@ import typer
 
 from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import one_line_errors
-from thinpipe.comm.membership import COMPLETE, become_member, member, print_remote
+from thinpipe.comm.membership import COMPLETE, become_member, become_served, member, print_remote
 from thinpipe.options import OptionError, read
 from thinpipe.system.files import OutputError
 from thinpipe.system.sanitize import printable
 from thinpipe.train.tasks.panels import machine_option, output_option
+
+_servers: list[Any] = []  # of this command, if it has any: what ``start`` joins
 
 Options = TypeVar("Options", bound="CommandOptions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The rank of this worker and the address of worker 0."""
+    """The other machines of a run: servers of `thinpipe serve`, or workers that are started by hand."""
 
+    servers: str | None = machine_option(
+        "Tickets of servers, as `thinpipe serve` prints them; they need no options, and the client is worker 0.",
+        metavar="TICKET,...",
+        default=None,
+    )
+    listen: str | None = machine_option(
+        "Wait here for servers, {workers} N less one, and print the ticket for them; port 7000 if left out.",
+        metavar="HOST:PORT",
+        default=None,
+    )
+    address: str | None = machine_option(
+        "Name or address for the ticket of {listen}, if it is not that of this machine.",
+        metavar="HOST[:PORT]",
+        advanced=True,
+        default=None,
+    )
     rank: int | None = machine_option("Rank of this worker; 0 is the client.", metavar="N", default=None)
     master: str | None = machine_option(
         "Address of worker 0, the same on all machines.", metavar="HOST:PORT", default=None
@@ -56,8 +74,27 @@ def resolving(kind: type[Options], given: Mapping[str, Any]) -> Iterator[Options
         options = kind(**read(kind, given))
         if options.debug:
             os.environ["THINPIPE_DEBUG"] = "1"
-        join_machines(options.rank, options.master, given["workers"])
+        if options.servers is not None or options.listen is not None:
+            join_servers(options, given)
+        else:
+            join_machines(options.rank, options.master, given["workers"])
         yield options
+
+
+def join_servers(options: CommandOptions, given: Mapping[str, Any]) -> None:
+    """Make this process worker 0 of a run whose servers are found by the options."""
+    from thinpipe.train.serve.client import Servers, find_servers
+
+    for name in ("rank", "master", "link"):
+        if given.get(name) is not None:
+            raise OptionError(f"{{servers}} and {{listen}} join machines by tickets: leave out {{{name}}}")
+    if member() is not None:
+        raise OptionError("torchrun has started the workers already: leave out {servers} and {listen}")
+    found: Servers = find_servers(
+        options.servers, options.listen, options.address, given["workers"], chooses_devices=given.get("device") is None
+    )
+    become_served(0, found.count + 1)
+    _servers.append(found)
 
 
 def join_machines(rank: int | None, master: str | None, workers: int | None) -> None:
@@ -98,6 +135,12 @@ def start(
     from thinpipe.launch.workers import run_workers
     from thinpipe.train.worker import run_on_worker
 
+    if _servers:
+        from thinpipe.train.serve.jobs import Job
+
+        with _servers[-1].joined(Job(main, settings, args), running.patience_s) as (mesh, job):
+            arguments = (run_on_worker, job.main, job.settings, *job.arguments)
+            return run_workers(*arguments, patience_s=running.patience_s, end=end, private=private, mesh=mesh)[0]
     workers = processes if member() is None else None
     with thin_network(running.link, processes) as network:
         return run_workers(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from thinpipe.cli.command_runner import CommandOptions, is_client, resolving, run_once, write_record
 from thinpipe.cli.terminal import takes
 from thinpipe.cli.train import TrainOptions
-from thinpipe.comm.membership import member
+from thinpipe.comm.membership import is_served, member
 from thinpipe.options import OptionError, like, options_of, read
 from thinpipe.system.files import check_writable
 from thinpipe.train.checkpoints.best import follow_best
@@ -72,7 +72,7 @@ def evaluate(**given: Any) -> None:
         running = RunOptions(**read(RunOptions, given))
         running.check_with(settings)
         check_launch([settings.workers], [running.link])
-        if member() is None:
+        if member() is None or is_served():
             check_possible(find_task(settings.task), settings, adapter)
         if options.json is not None and is_client():
             check_writable(options.json)

@@ -14,7 +14,7 @@ import typer
 from thinpipe.cli.command_runner import CommandOptions, is_client, resolving
 from thinpipe.cli.terminal import one_line_errors, takes
 from thinpipe.codecs.recipes import RECIPES
-from thinpipe.comm.membership import member
+from thinpipe.comm.membership import is_served, member
 from thinpipe.train.events import Listener
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
@@ -62,7 +62,7 @@ def train(**given: Any) -> None:
         return
     with one_line_errors():
         task = find_task(settings.task)
-        if member() is None:  # on several machines the workers that read data check it
+        if member() is None or is_served():  # on several machines the workers that read data check it
             check_possible(task, settings)
         if is_client():
             capture = None if running.capture is None else running.capture.path

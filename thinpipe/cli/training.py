@@ -14,7 +14,7 @@ import typer
 from thinpipe.cli.command_runner import is_client, start
 from thinpipe.cli.export import export_run
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, ended_by, leave
-from thinpipe.comm.membership import COMPLETE, member, print_remote
+from thinpipe.comm.membership import COMPLETE, is_served, member, print_remote
 from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.folder import checkpoints, newest, newest_manifest
 from thinpipe.train.checkpoints.part import DamagedError, verify_part
@@ -75,7 +75,7 @@ def already_there(running: RunOptions, given: Mapping[str, Any]) -> bool:
 
     ``given`` are options by their names as on the command line.
     """
-    if running.resume is None or (running.save_local and member() is not None):
+    if running.resume is None or (running.save_local and member() is not None and not is_served()):
         return False  # with --save-local only the client has checkpoints, and other workers would wait for it
     path, manifest = newest_manifest(running.resume)
     progress = manifest.progress

@@ -4,7 +4,7 @@ what crosses                                    through
 tensors of a pipeline                           links/transport.py: isend and irecv in the process group of a stage
 gradients of replicas                           ddp.py: torch's DDP and its hooks, in a process group
 statistics, JSON, checkpoints, captures,        group.py: ``Group``, in host memory (``World.control``)
-clock pings, the ring of generation
+clock pings, the ring of generation, model files
 heartbeats, the cause of a run's end            control.py: one TCP connection from the client to each worker
 addresses, the secret of the control channel    rendezvous.py: torch's store, a file on one machine, else TCP
 

@@ -81,12 +81,15 @@ ACTIVITY = Activity()  # of this process
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Mark this worker as waiting during a call that depends on another worker."""
-    ACTIVITY.waiting = True
+    """Mark this worker as waiting during a call that depends on another worker; in other threads, count progress."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        ACTIVITY.waiting = True
     try:
         yield
     finally:
-        ACTIVITY.waiting = False
+        if is_main:
+            ACTIVITY.waiting = False
         ACTIVITY.done += 1
 
 
@@ -118,15 +121,20 @@ def keep_alive(patience_s: float, control: Collection[int] = ()) -> None:
 def _set(descriptor: int, patience_s: float, retry_s: float) -> None:
     try:
         with socket.socket(fileno=os.dup(descriptor)) as peer:
-            if peer.type != socket.SOCK_STREAM or peer.family not in (socket.AF_INET, socket.AF_INET6):
-                return
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(patience_s / INTERVAL_S)))
-            peer.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(min(max(retry_s, 1), 120) * 1000))
+            if peer.type == socket.SOCK_STREAM and peer.family in (socket.AF_INET, socket.AF_INET6):
+                set_keep_alive(peer, patience_s, retry_s)
     except OSError:  # closed meanwhile, not a socket, or an older Linux without the last option
         return
+
+
+def set_keep_alive(peer: socket.socket, patience_s: float, retry_s: float | None = None) -> None:
+    """Set the TCP options of ``keep_alive`` on one connection; raise OSError if the kernel lacks the last one."""
+    retry_s = patience_s * RETRY if retry_s is None else retry_s
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, INTERVAL_S)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(patience_s / INTERVAL_S)))
+    peer.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, round(min(max(retry_s, 1), 120) * 1000))
 
 
 TICK_S = 1.0

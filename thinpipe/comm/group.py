@@ -33,6 +33,7 @@ LARGEST = 1 << 24  # bytes: the most that one worker can make another allocate
 _CHECKSUM_BYTES = 8
 # Links use tags from 1 << 30 on, users small ones; 1 << 29 is that of sums in training, and of the ring in generation.
 _SUM_TAG = 1 << 29
+FILE_TAG = _SUM_TAG + 1  # of model files, which a thread sends while the main thread uses the group
 
 
 class DisagreementError(ValueError):
@@ -121,28 +122,28 @@ class Group:
             )
         return {name: value for known in everyone for name, value in known.items()}
 
-    def send_json(self, facts: Any, peer: int) -> None:
+    def send_json(self, facts: Any, peer: int, *, tag: int = 0) -> None:
         """Send facts (JSON) to one worker, which receives them with ``receive_json``."""
         data = _to_bytes(facts)
-        self.send(torch.tensor([data.numel()], device=self.wire_device), peer)
-        self.send(_with_checksum(data).to(self.wire_device), peer)
+        self.send(torch.tensor([data.numel()], device=self.wire_device), peer, tag=tag)
+        self.send(_with_checksum(data).to(self.wire_device), peer, tag=tag)
 
-    def receive_json(self, peer: int) -> Any:
+    def receive_json(self, peer: int, *, tag: int = 0) -> Any:
         """Receive and return the facts that one worker sends to this one."""
-        size = int(self.receive(torch.zeros(1, dtype=torch.int64, device=self.wire_device), peer))
+        size = int(self.receive(torch.zeros(1, dtype=torch.int64, device=self.wire_device), peer, tag=tag))
         _check_size(size, peer)
         message = torch.empty(size + _CHECKSUM_BYTES, dtype=torch.uint8, device=self.wire_device)
-        return json.loads(bytes(_without_checksum(self.receive(message, peer), peer).numpy()))
+        return json.loads(bytes(_without_checksum(self.receive(message, peer, tag=tag), peer).numpy()))
 
-    def send(self, tensor: Tensor, peer: int) -> None:
+    def send(self, tensor: Tensor, peer: int, *, tag: int = 0) -> None:
         """Send a tensor on the wire device; return when its memory can be changed."""
         with link_errors(f"sending to worker {peer}"):
-            dist.send(tensor, group=self.process_group, group_dst=peer)
+            dist.send(tensor, group=self.process_group, group_dst=peer, tag=tag)
 
-    def receive(self, tensor: Tensor, peer: int) -> Tensor:
+    def receive(self, tensor: Tensor, peer: int, *, tag: int = 0) -> Tensor:
         """Receive into a tensor on the wire device, and return it."""
         with link_errors(f"receiving from worker {peer}"):
-            dist.recv(tensor, group=self.process_group, group_src=peer)
+            dist.recv(tensor, group=self.process_group, group_src=peer, tag=tag)
         return tensor
 
     def isend(self, tensor: Tensor, peer: int, tag: int) -> Work:
@@ -159,18 +160,18 @@ class Group:
         assert work is not None
         return work
 
-    def send_pieces(self, pieces: Iterable[Tensor], peer: int) -> str:
+    def send_pieces(self, pieces: Iterable[Tensor], peer: int, *, tag: int = 0) -> str:
         """Send a stream of bytes, given as CPU tensors of uint8 of any length; return its hash."""
         hashed = HashedPieces(pieces)
         for piece in in_pieces(hashed):
-            self.send(piece, peer)
+            self.send(piece, peer, tag=tag)
         return hashed.hexdigest()
 
-    def receive_pieces(self, count: int, peer: int) -> Iterator[Tensor]:
+    def receive_pieces(self, count: int, peer: int, *, tag: int = 0) -> Iterator[Tensor]:
         """Yield the ``count`` bytes that a worker sends, piece by piece; each is overwritten by the next."""
         buffer = torch.empty(min(count, PIECE), dtype=torch.uint8)
         for start in range(0, count, PIECE):
-            yield self.receive(buffer[: count - start], peer)
+            yield self.receive(buffer[: count - start], peer, tag=tag)
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return a tensor of the same size from every worker; verify the checksum of each."""

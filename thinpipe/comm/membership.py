@@ -10,24 +10,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from thinpipe.comm.addresses import address_and_port, address_of, address_towards, interface_with
 from thinpipe.comm.backend import is_preconnected
-from thinpipe.comm.control import ACTIVITY, Control
+from thinpipe.comm.control import ACTIVITY, GRACE_S, Control
 from thinpipe.comm.errors import LinkError, note_cause
 from thinpipe.comm.group import link_errors
 from thinpipe.comm.rendezvous import MasterStore, Patience, bounded, connect_control, make_store, own_address_towards
 from thinpipe.options import OptionError
 from thinpipe.system.sanitize import printable
 
+if TYPE_CHECKING:  # needs the packages of the extra [train]
+    from thinpipe.comm.secure.mesh import Mesh
+
 COMPLETE = "the run is complete"  # for print_remote
 PATIENCE_S = 60.0  # default time to wait for a silent worker
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SERVED = "THINPIPE_SERVED"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Member:
     local_rank: int  # among the workers of its machine
     local_size: int
     machine: int = 0
+    served: bool = False  # by `thinpipe serve`: servers have all settings, and every file, from the client
 
 
 def member() -> Member | None:
@@ -51,7 +56,14 @@ def member() -> Member | None:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         machine=int(os.environ.get("GROUP_RANK", "0")),
+        served=_SERVED in os.environ,
     )
+
+
+def is_served() -> bool:
+    """Return True in a run whose servers have been started with `thinpipe serve`."""
+    me = member()
+    return me is not None and me.served
 
 
 def become_member(rank: int, size: int, master: str) -> None:
@@ -82,6 +94,12 @@ def set_member(rank: int, size: int, *, machine: int, local: tuple[int, int], ma
     }
 
 
+def become_served(rank: int, size: int) -> None:
+    """Make this process one of the workers of a run whose servers are those of `thinpipe serve`."""
+    set_member(rank, size, machine=rank, local=(0, 1), master=("none", "0"))  # the mesh has the addresses
+    os.environ[_SERVED] = "1"
+
+
 def print_line(line: str) -> None:
     """Print a line on stderr; parts of it may come from peers."""
     print(f"thinpipe: {printable(line)}", file=sys.stderr, flush=True)
@@ -105,11 +123,7 @@ def joined(
     """
     me = member()
     assert me is not None
-    own_gpu = torch.cuda.device_count() >= me.local_size
-    if own_gpu:
-        torch.cuda.set_device(me.local_rank)
-    if "OMP_NUM_THREADS" not in os.environ:  # all workers on all cores are slower than each on its share
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
+    own_gpu = _take_devices(me)
     # Workers of one machine share a terminal: messages of one that waits for the client are enough.
     quiet = store_file is not None and me.rank > 1
     report: Callable[[str], None] = (lambda line: None) if quiet else print_line
@@ -124,7 +138,7 @@ def joined(
     ACTIVITY.note("connecting to the other workers")
     # Torch then waits until all are connected: an idle worker would exit while others still connect to it.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-    try:
+    with _announced(control):
         _connect(backend, own_gpu, master_store.store, me)
         if is_preconnected():  # NCCL opens more connections to the store for new groups
             master_store.stop_listening()
@@ -132,20 +146,70 @@ def joined(
         master = address_and_port(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         print_remote(f"joined worker 0 at {master} as worker {me.rank} of {me.size}")
         yield control
+    dist.destroy_process_group()
+    control.close()
+
+
+@contextmanager
+def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[str], Any]) -> Iterator[Control]:
+    """Join the process group of a mesh that has started, and yield the control channel, which travels inside the mesh.
+
+    Nothing else is connected: no store, no socket of torch. Arguments as in ``joined``.
+    """
+    from thinpipe.comm.secure.process_group import BACKEND, use
+
+    me = member()
+    assert me is not None
+    _take_devices(me)
+
+    def leave(cause: str) -> None:
+        mesh.close(GRACE_S)  # sends the cause first
+        end(cause)
+
+    control = Control(me.rank, mesh.control_sockets(), patience_s=patience_s, report=print_line, end=leave)
+    try:
+        with _announced(control), link_errors("connecting"):
+            use(mesh)
+            dist.init_process_group(BACKEND, store=dist.HashStore(), rank=me.rank, world_size=me.size)
+            ACTIVITY.note("starting")
+        with _announced(control):
+            yield control
+    except BaseException:
+        mesh.close(GRACE_S)
+        raise
+    dist.destroy_process_group()
+    control.close()
+    mesh.close()
+
+
+def _take_devices(me: Member) -> bool:
+    """Take this worker's share of GPUs and cores; return True if every worker of this machine has its own GPU."""
+    own_gpu = torch.cuda.device_count() >= me.local_size
+    if own_gpu:
+        torch.cuda.set_device(me.local_rank)
+    if "OMP_NUM_THREADS" not in os.environ:  # all workers on all cores are slower than each on its share
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // me.local_size))
+    return own_gpu
+
+
+@contextmanager
+def _announced(control: Control) -> Iterator[None]:
+    """Send the other workers the cause of an error inside."""
+    try:
+        yield
     except BaseException as error:
         # Keep the group: otherwise the others would see the lost connection before the cause.
         cause = control.first_cause(error)
         control.announce(cause)
         note_cause(error, cause)
         raise
-    dist.destroy_process_group()
-    control.close()
 
 
 def print_remote(line: str) -> None:
     """Print a line on the first worker of a machine without the client, which shows no progress or results."""
     me = member()
-    launched = multiprocessing.parent_process() is not None  # by the client's command, whose terminal it shares
+    # Launched by the client's command, whose terminal it shares; that of `thinpipe serve` is another machine's.
+    launched = multiprocessing.parent_process() is not None and not is_served()
     if me is not None and me.machine > 0 and me.local_rank == 0 and not launched:
         print_line(line)
 

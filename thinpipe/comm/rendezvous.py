@@ -16,19 +16,19 @@ import hmac
 import json
 import os
 import secrets
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from queue import Empty, Queue
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
+from thinpipe.comm.acceptor import Acceptor
 from thinpipe.comm.addresses import address_and_port, address_towards, listen
 from thinpipe.comm.control import WARN_S
 from thinpipe.comm.errors import LinkError, WorkerError
@@ -37,7 +37,7 @@ from thinpipe.system.sanitize import one_line
 
 _KEY = "thinpipe/control"
 _HELLO_BYTES, _HELLO_S = 200, 1.0  # the longest hello, and how long one may take
-_MOST_PENDING, _BACKLOG = 64, 256  # connections without a complete hello, and connections not accepted yet
+_BACKLOG = 256  # connections not accepted yet
 _POLL_S = 0.2
 _GIVE_UP_S = 3.0
 _MISSING, _MISSING_BYTES = b"-", 1000  # marks a message about missing workers, and its maximal length
@@ -208,93 +208,25 @@ def _send_hello(connection: socket.socket, hello: bytes, patience: Patience) -> 
         return b""
 
 
-@dataclass
-class _Hello:
-    """The bytes and the deadline of a connection that may be a worker's."""
-
-    until: float = field(default_factory=lambda: time.monotonic() + _HELLO_S)
-    received: bytes = b""
-
-
-class _HelloServer:
-    """The listening socket of the client, which receives all hellos concurrently: none delays another."""
-
-    def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
-        self.found: dict[int, socket.socket] = {}
-        self._listener, self._secret, self._size = listener, secret, size
-        self._pending: dict[socket.socket, _Hello] = {}  # oldest first
-        self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
-
-    def poll(self) -> None:
-        """Accept connections and read hellos for up to _POLL_S."""
-        for key, _ in self._selector.select(_POLL_S):
-            connection = key.fileobj
-            if connection is self._listener:
-                self._accept()
-            elif connection in self._pending:
-                assert isinstance(connection, socket.socket)
-                self._read(connection)
-        late = [each for each, hello in self._pending.items() if time.monotonic() >= hello.until]
-        for connection in late:
-            self._drop(connection)
-
-    def close(self) -> None:
-        for connection in list(self._pending):
-            self._drop(connection)
-        self._selector.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # the peer has disconnected
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            if len(self._pending) >= _MOST_PENDING:
-                self._drop(next(iter(self._pending)))
-            self._pending[connection] = _Hello()
-            self._selector.register(connection, selectors.EVENT_READ)
-
-    def _read(self, connection: socket.socket) -> None:
-        hello = self._pending[connection]
-        try:
-            received = connection.recv(_HELLO_BYTES - len(hello.received))
-        except BlockingIOError:
-            return
-        except OSError:
-            received = b""
-        hello.received += received
-        complete = hello.received.endswith(b"\n")
-        if received and not complete and len(hello.received) < _HELLO_BYTES:
-            return
-        worker = _worker_of(hello.received, self._secret) if complete else None
-        if worker is None or not 0 < worker < self._size or worker in self.found:
-            self._drop(connection)  # a stranger, or a duplicate worker
-        else:
-            self._selector.unregister(connection)
-            del self._pending[connection]
-            self.found[worker] = connection
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        del self._pending[connection]
-        connection.close()
-
-
 def _receive_all(store: dist.Store, size: int, address: str, patience: Patience) -> dict[int, socket.socket]:
-    secret = secrets.token_hex(16)
+    secret, found = secrets.token_hex(16), dict[int, socket.socket]()
     with listen(address, 0, backlog=_BACKLOG) as listener:
-        server = _HelloServer(listener, secret, size)
+        acceptor = Acceptor(listener, lambda received: received.endswith(b"\n"), _HELLO_BYTES, _HELLO_S)
         store.set(_KEY, json.dumps({"host": address, "port": listener.getsockname()[1], "secret": secret}))
         try:
-            while len(server.found) < size - 1:
-                server.poll()
-                _wait_for_missing(server.found, size, patience)
+            while len(found) < size - 1:
+                for accepted in acceptor.poll():
+                    worker = _worker_of(accepted.first, secret)
+                    if worker is None or not 0 < worker < size or worker in found:
+                        accepted.connection.close()  # a stranger, or a duplicate worker
+                    else:
+                        found[worker] = accepted.connection
+                _wait_for_missing(found, size, patience)
         finally:
-            server.close()
-    for connection in server.found.values():
-        connection.setblocking(True)
+            acceptor.close()
+    for connection in found.values():
         connection.sendall(b"\n")
-    return server.found
+    return found
 
 
 def _wait_for_missing(found: dict[int, socket.socket], size: int, patience: Patience) -> None:

@@ -23,15 +23,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinpipe.comm.control import GRACE_S
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_secondary, leave, noted_cause
-from thinpipe.comm.membership import PATIENCE_S, joined, member, print_line, set_member
+from thinpipe.comm.membership import PATIENCE_S, joined, joined_mesh, member, print_line, set_member
 from thinpipe.comm.signals import (
     ENDING,
     REPEAT_S,
@@ -44,6 +45,9 @@ from thinpipe.comm.signals import (
     unblock_signals,
 )
 from thinpipe.launch.forking import ensure_server, import_ahead, lives, parent_of, temporary_folder
+
+if TYPE_CHECKING:  # needs the packages of the extra [train]
+    from thinpipe.comm.secure.mesh import Mesh
 
 _serial = itertools.count()
 
@@ -83,7 +87,7 @@ class _Worker:
             self.cause, self.code, self.is_secondary = report
         elif not self.lives:
             self.process.join(GRACE_S)
-            self.cause, self.code = _end_of(self.process.exitcode)
+            self.cause, self.code = exit_text(self.process.exitcode)
             self.cause = f"worker {self.rank}: {self.cause}"
         self.failed_at = time.monotonic()
 
@@ -97,15 +101,16 @@ def run_workers(
     patience_s: float = PATIENCE_S,
     end: Callable[[str], Any] | None = None,
     private: Any = None,
+    mesh: Mesh | None = None,
 ) -> list[Any]:
     """Call ``function(*args)`` on every worker, inside a process group; return the results of the local workers.
 
-    If this process is already a worker (torchrun, ``become_member``) it joins the others; ``end`` is then called with
-    the cause to terminate it when another worker is silent for longer than ``patience_s``. Otherwise ``workers`` local
-    workers are started, and ``function`` must be importable: defined at the top level of a module. ``private`` is an
-    additional argument for worker 0 only. In a ``network`` each worker starts in its own place and counts as a machine.
-    ``backend``: as in ``joined``. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have ended;
-    SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises ``WorkerError``.
+    If this process is already a worker (torchrun, ``become_member``) it joins the others, as in ``joined``, or over a
+    ``mesh``; ``end`` is then called with the cause to terminate it when another worker is silent for longer than
+    ``patience_s``. Otherwise ``workers`` local workers are started, and ``function`` must be importable: defined at the
+    top level of a module. ``private`` is an additional argument for worker 0 only. In a ``network`` each worker starts
+    in its own place and counts as a machine. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have
+    ended; SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises ``WorkerError``.
     """
     me = member()
     if me is not None:
@@ -113,8 +118,9 @@ def run_workers(
             raise ValueError(f"this is one of {me.size} workers, but {workers} were requested; leave one of them out")
         if network is not None:
             raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
-        mine = _arguments(args, private, me.rank)
-        return [_join(function, mine, me.rank, backend, patience_s, end or _end_here)]
+        join = partial(joined, backend) if mesh is None else partial(joined_mesh, mesh)
+        membership = join(patience_s=patience_s, end=end or _end_here)
+        return [_join(function, _arguments(args, private, me.rank), me.rank, membership)]
     if workers is None or workers < 1:
         raise ValueError(f"the number of workers is 1 or more, got {workers}; give it, or start this under torchrun")
     import_ahead()
@@ -154,15 +160,13 @@ def _arguments(args: tuple[Any, ...], private: Any, rank: int) -> tuple[Any, ...
     return args if private is None or rank > 0 else (*args, private)
 
 
-def _join(
-    function: Callable[..., Any], args: Sequence[Any], rank: int, backend: Any, patience_s: float, end: Any
-) -> Any:
+def _join(function: Callable[..., Any], args: Sequence[Any], rank: int, membership: AbstractContextManager[Any]) -> Any:
     """Call the function as a worker that was started elsewhere."""
     if threading.current_thread() is threading.main_thread():
         raise_signals(leave, ignored_signals())
     end_with_parent()
     try:
-        with joined(backend, patience_s=patience_s, end=end):
+        with membership:
             return function(*args)
     except (Interrupted, ValueError):
         raise
@@ -282,7 +286,7 @@ def _error_of(workers: Sequence[_Worker]) -> WorkerError:
     return WorkerError(f"{first.cause}{also}", first.code)
 
 
-def _end_of(code: int | None) -> tuple[str, int]:
+def exit_text(code: int | None) -> tuple[str, int]:
     """Return the description of an exit code without a message, and the exit code for the run."""
     if code is not None and code < 0:
         return f"killed by signal {-code} ({signal.Signals(-code).name})", 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,6 +17,8 @@ _LARGE = {"TB": 10**12, "PB": 10**15, "EB": 10**18}  # not accepted as input, bu
 _DIGITS = 30  # more than any real size has, and far below the range of a float
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")  # the memory limit of a container
+_limits: list[int] = []  # of this process
+_STACKS, _LARGE_STACK = 64, 8 << 20  # threads, and bytes of a stack, Linux's default
 
 
 def parse_size(text: str) -> int:
@@ -34,14 +38,36 @@ def size_text(size: int) -> str:
 
 
 def memory_bytes(device: str = "cpu") -> int:
-    """Return the total memory of this machine, this container or this GPU."""
+    """Return the total memory of this machine, this container, this process (``limit_memory``) or this GPU."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(torch.device(device))[1])
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such limit, or "max"
+        machine = min(machine, int(_CONTAINER.read_text()))
+    return min([machine, *_limits])
+
+
+def limit_memory(size: int) -> None:
+    """Let this process allocate at most ``size`` bytes more than it has now: more is an error of the allocation.
+
+    The kernel counts memory that can be written, touched or not (RLIMIT_DATA). It does not count GPU memory, files that
+    are mapped, and shared memory. Stacks of threads, which it counts in full and which are hardly touched, are allowed
+    for in addition.
+    """
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    allowed = status_bytes("VmData") + size + _STACKS * (stack if 0 < stack < _LARGE_STACK else _LARGE_STACK)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+    _limits.append(size)
+
+
+def free_bytes() -> int:
+    """Return the memory of this machine or container that is not in use."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = 1024 * int(lines["MemAvailable"].split()[0])
     try:
-        return min(machine, int(_CONTAINER.read_text()))
-    except (OSError, ValueError):  # no such limit, or "max"
-        return machine
+        return min(free, memory_bytes() - int(_CONTAINER.with_name("memory.current").read_text()))
+    except (OSError, ValueError):
+        return free
 
 
 def peak_bytes(device: torch.device) -> int | None:
@@ -66,5 +92,5 @@ def check_fits(what: str, needed: int, remedy: str, device: str = "cpu") -> None
     """Raise OptionError if ``needed`` bytes, the least that ``what`` takes, exceed the memory of a device."""
     there = memory_bytes(device)
     if needed > there:
-        owner = "this machine" if device == "cpu" else "this GPU"
-        raise OptionError(f"{what} takes {size_text(needed)} or more, and {owner} has {size_text(there)}; {remedy}")
+        owner = "this GPU has" if device != "cpu" else "this process may have" if _limits else "this machine has"
+        raise OptionError(f"{what} takes {size_text(needed)} or more, and {owner} {size_text(there)}; {remedy}")

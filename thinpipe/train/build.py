@@ -22,10 +22,12 @@ from thinpipe.train.engines.units import Meta, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.export import Export, Exporter
 from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Task
+from thinpipe.train.versions import torch_minor
 from thinpipe.version import __version__
 
 
@@ -71,6 +73,7 @@ def prepare(
         )
     )
     engine = _make_engine(adapted, task, settings, running, world, facts)
+    world.together(all_loaded)
     print_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
         return Prepared(engine, None, rebuild)
@@ -122,7 +125,7 @@ def _make_engine(
 
 def check_agreement(facts: Mapping[str, Any], world: World) -> dict[str, Any]:
     """Return the facts that any worker has given; raise SetupError if workers, or their versions, differ in one."""
-    versions = {"torch version": torch.__version__, "thinpipe version": __version__}
+    versions = {"torch version": torch_minor(), "thinpipe version": __version__}
     try:
         return world.control.agree({**facts, **versions})
     except DisagreementError as error:

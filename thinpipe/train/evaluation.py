@@ -42,7 +42,7 @@ def evaluate_on_worker(
 ) -> EvaluationResult:
     """Evaluate a model as one worker: as it is, from the newest checkpoint of a run, or with adapters.
 
-    The result is valid on the client only. The folder of a run must be visible to all workers.
+    The result is valid on the client only, and it alone needs to see the folder of a run.
     """
     # A user's own task may not be importable everywhere.
     task = task or world.together(lambda: find_task(settings.task))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from thinpipe.codecs.recipes import DEFAULT_RECIPE, directions
-from thinpipe.comm.membership import member
+from thinpipe.comm.membership import is_served, member
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, as_typed, options_of, read
 from thinpipe.train.checkpoints.folder import (
@@ -42,6 +42,8 @@ def resolve_run(given: Mapping[str, Any], *, here: bool = True) -> tuple[Setting
     settings, running = _resolve_run(_given_settings(given), read(RunOptions, given) | _capture(given))
     if here:
         check_devices(settings.devices)
+    if is_served() and running.save is not None:
+        running = replace(running, save_local=True)  # checkpoints are the client's alone
     running.check_with(settings)
     return settings, running
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinpipe.comm.membership import is_served
 from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
 from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
@@ -47,7 +48,7 @@ class Resumed:
 
 def adopt_client_settings(settings: Settings, running: RunOptions, world: World) -> tuple[Settings, RunOptions]:
     """Return the client's settings, and whether it resumes, if it alone has the checkpoints. A collective."""
-    if not running.save_local or world.workers == 1:
+    if not running.save_local or world.workers == 1 or is_served():  # then servers have them already
         return settings, running
     client_settings, resumes = world.gather([settings.to_json(), running.resume is not None])[0]
     if not resumes:
@@ -93,7 +94,10 @@ def resume(
 
 
 def load_newest(run: Path, engine: Engine) -> None:
-    """Load model tensors and link state from the newest checkpoint that is undamaged on the client. A collective."""
+    """Load model tensors and link state from the newest checkpoint that is undamaged on the client. A collective.
+
+    Every worker reads what it needs if all see that checkpoint; otherwise the client sends it.
+    """
     world, frozen = engine.world, frozen_hash(engine)
 
     def newest() -> str | None:
@@ -105,19 +109,34 @@ def load_newest(run: Path, engine: Engine) -> None:
 
     name = world.gather(world.together(newest))[0]
     path = run if is_complete(run) else run / name
-    manifest = world.together(lambda: manifest_of(read_facts(path), path))
+    facts = world.gather(_facts_here(path))
+    manifest = manifest_of(facts[0], path)
     cuts = Cuts(manifest.first_units, first_units(engine))
     # Copies of samples are useless for other samples.
     kinds = ("model/",) if link_codec(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
 
-    def is_wanted(key: str) -> bool:
-        return key.startswith(kinds) and belongs_here(engine, cuts.moved(key))
+    def read() -> State:
+        if all(each == facts[0] for each in facts):
+            state = load(path, lambda key: key.startswith(kinds) and belongs_here(engine, cuts.moved(key)))
+            return {cuts.moved(key): value for key, value in state.items()}
+        state, damage = _receive_state(path, manifest, engine, cuts, kinds)
+        if damage is not None:
+            raise ValueError(damage)
+        return state
 
-    state = world.together(lambda: load(path, is_wanted))
+    state = world.together(read)
     world.together(lambda: load_model_state(engine, state))
-    remembered = {cuts.moved(key): value for key, value in state.items() if key.startswith("link/")}
+    remembered = {key: value for key, value in state.items() if key.startswith("link/")}
     if remembered:
         engine.load_codec_state(remembered)
+
+
+def _facts_here(path: Path) -> dict[str, Any] | None:
+    """Return the manifest of a checkpoint as this worker sees it; None if it does not."""
+    try:
+        return read_facts(path)
+    except ValueError:
+        return None
 
 
 def _candidates(where: Path, world: World) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
@@ -193,15 +212,20 @@ def _first_damage(damages: list[str | None]) -> str | None:
     return None
 
 
-def _receive_state(path: Path, manifest: Manifest, engine: Engine, cuts: Cuts) -> tuple[State, str | None]:
-    """Like ``_read_state`` if the client has all parts: it verifies them, and sends every worker its tensors."""
+def _receive_state(
+    path: Path, manifest: Manifest, engine: Engine, cuts: Cuts, kinds: tuple[str, ...] = ("",)
+) -> tuple[State, str | None]:
+    """Like ``_read_state`` if the client has all parts: it verifies them, and sends every worker its tensors.
+
+    ``kinds``: prefixes of the tensors to read.
+    """
     world, damage = engine.world, None
     servers = range(1, world.workers)
     everything: State = {}
     if world.is_client:
         try:
             for part in manifest.parts:
-                everything |= read_part(path, part, lambda name: True)
+                everything |= read_part(path, part, lambda name: name.startswith(kinds))
         except DamagedError as error:
             damage = str(error)
     specs, damage = world.gather([specs_of(everything), damage])[0]

@@ -27,7 +27,7 @@ from thinpipe.train.engines.engine import Engine, NamedModule, to_device
 from thinpipe.train.engines.finite import CheckedStage, NonFiniteReport, not_finite, sum_of_squares
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.partitioned_model import Cutting, Links, PartitionedModel
-from thinpipe.train.engines.plan import LinkPlan
+from thinpipe.train.engines.plan import LinkPlan, check_stage_memory
 from thinpipe.train.engines.units import Meta, Units, cut_model
 from thinpipe.train.engines.world import World
 from thinpipe.train.tasks.task import Batch
@@ -57,6 +57,7 @@ class PipelineEngine(Engine):
         self.cuts, self.holdings, self.stage_count = cut.cuts, cut.holdings, len(cut.modules)
         own = stages_of(world.worker, world.workers, cutting.layout)
         mine = {index: cut.modules[index] for index in (own if cutting.in_process is None else range(self.stage_count))}
+        check_stage_memory(mine.values(), world)
         units.load_own(mine.values())
         self.stages = {index: NamedModule.of(module, units.model) for index, module in mine.items()}
         for module in mine.values():

@@ -19,6 +19,7 @@ from thinpipe.links.slot import Slot
 from thinpipe.pipeline.batchnorm import frozen_statistics
 from thinpipe.pipeline.order import Action
 from thinpipe.pipeline.partition import StageModule
+from thinpipe.system.sizes import check_fits
 from thinpipe.train.engines.world import World
 
 
@@ -43,6 +44,14 @@ def describe_held(holdings: Sequence[Holding], worker: int) -> str:
         only = f" ({held.unit_names[0]})"
         ranges.append(f"{held.first_unit}{last if held.units > 1 else only}, {held.parameters:,} parameters")
     return f"worker {worker} holds units {' and '.join(ranges)}"
+
+
+def check_stage_memory(modules: Iterable[nn.Module], world: World) -> None:
+    """Raise OptionError if the weights and gradients of this worker's stages exceed the memory of its device."""
+    parameters = {id(each): each for module in modules for each in module.parameters()}.values()
+    needed = sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in parameters)
+    what = f"the stages of worker {world.worker}, {sum(each.numel() for each in parameters):,} parameters,"
+    check_fits(what, needed, "take more workers, or give others more layers", device=str(world.device))
 
 
 def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from thinpipe.options import named
 from thinpipe.train.engines.world import SetupError, World
+from thinpipe.train.models.remote import remote_folder
 
 
 def check_same_files(
@@ -32,8 +33,10 @@ def check_same_files(
 
 
 def _look_up(name: str, value: str | None, identify: Callable[[str], Mapping[str, str]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"given": value, "parts": {}, "problem": None}
-    if value is not None:
+    found: dict[str, Any] = {"given": value, "parts": {}, "problem": None, "from_client": False}
+    if value is not None and remote_folder(Path(value)) is not None:
+        found["from_client"] = True  # compared when tensors are fetched, by content
+    elif value is not None:
         found["is_folder"] = Path(value).is_dir()
         try:
             found["parts"] = dict(identify(name))
@@ -43,6 +46,8 @@ def _look_up(name: str, value: str | None, identify: Callable[[str], Mapping[str
 
 
 def _difference(name: str, client: dict[str, Any], worker: int, theirs: dict[str, Any]) -> str | None:
+    if theirs["from_client"]:
+        return None
     if (client["given"] is None) != (theirs["given"] is None):
         who = "the client" if client["given"] is None else f"worker {worker}"
         return f"all workers are started with the same options, and {who} was started without {{{name}}}: give it there"

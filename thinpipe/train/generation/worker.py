@@ -29,8 +29,10 @@ from thinpipe.train.generation.wire import CONTROL_BYTES, Kind, Limits, Packing,
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
+from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.unit_modules import HeadUnit
 from thinpipe.train.tasks.sources import identity
+from thinpipe.train.versions import torch_minor
 from thinpipe.version import __version__
 
 Show = Callable[[int, str, list[int]], None]  # number, text and tokens of each, when its batch is done
@@ -82,7 +84,7 @@ def generate(
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         try:
             facts: dict[str, Any] = {
-                "torch version": torch.__version__,
+                "torch version": torch_minor(),
                 "thinpipe version": __version__,
                 "adapter": digest,
             }
@@ -99,6 +101,7 @@ def generate(
         assert prompts is not None
         return [_Client(model, pretrained, settings, prompts, world.device).run(show, make_streamer)]
     part = world.together(lambda: _Part(settings, world))
+    world.together(all_loaded)
     print_remote(f"worker {world.worker} holds blocks {part.blocks[0]} to {part.blocks[-1]}")
     limits = Limits.of(facts, batch_size=settings.batch_size, max_tokens=positions_of(pretrained))
     ring, runs = Ring(world, limits), list[GenerationRun]()

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.options import OptionError
 from thinpipe.train.models.blocks import candidates
+from thinpipe.train.models.remote import fetched
 from thinpipe.train.models.save import ModelForm, empty_like, saved_files
 from thinpipe.train.models.weights import LoadWeights, materialize, open_tensors, params_on_meta, set_parameter
 
@@ -186,8 +187,10 @@ open_adapters = partial(open_tensors, what="adapters", remedy="bring the file th
 
 def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
     """Set these parameters to the values that peft saved; other tensors are not read."""
-    with open_adapters(file) as saved:
-        for name in sorted(wanted):
+    wanted = sorted(wanted)
+    folder = fetched(file.parent, {saved_name(name) for name in wanted}.__contains__)
+    with open_adapters(folder / file.name) as saved:
+        for name in wanted:
             path, _, last = name.rpartition(".")
             module = model.get_submodule(path)
             dtype = module.get_parameter(last).dtype

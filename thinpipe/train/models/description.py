@@ -24,7 +24,7 @@ def read_description(file: Path, *, trusted: bool) -> dict[str, Any]:
     facts = read_object(file, WHAT)
     check_counts(str(file), facts)
     if not trusted:
-        _check_code(file, facts)
+        check_code(str(file), facts)
     return facts
 
 
@@ -43,8 +43,8 @@ def check_counts(where: str, facts: Mapping[str, Any]) -> None:
             raise OptionError(f"{where}: {name} is at most {MOST_MODULES}, got {_shown(value)}; describe another model")
 
 
-def _check_code(file: Path, facts: Mapping[str, Any]) -> None:
-    """Raise OptionError if transformers (seen: 5.17, 5.22) would run code that the config names.
+def check_code(where: str, facts: Mapping[str, Any]) -> None:
+    """Raise OptionError if transformers (seen: 5.17, 5.22) would run code that the values of a config name.
 
     Such code comes with the model (``auto_map``), or is a kernel of the hub: "org/kernel" as an attention
     implementation is downloaded if the package ``kernels`` is installed. ``configuration_files`` would replace the file
@@ -53,17 +53,17 @@ def _check_code(file: Path, facts: Mapping[str, Any]) -> None:
     for name, value in _values(facts):
         if name == "auto_map" and value is not None:
             raise OptionError(
-                f"the code of the model in {file.parent} comes with it, and thinpipe runs none from a model's folder: "
-                "read it, and give {trust_remote_code} if you trust it"
+                f"the code of the model in {Path(where).parent} comes with it, and thinpipe runs none from a model's "
+                "folder: read it, and give {trust_remote_code} if you trust it"
             )
         if _IMPLEMENTATION in name and isinstance(value, str) and "/" in value:
             raise OptionError(
-                f"{file}: {name} {_shown(value)} is code of the hub, and thinpipe runs none from there: remove it from "
-                "the file, or give {trust_remote_code} if you trust it"
+                f"{where}: {name} {_shown(value)} is code of the hub, and thinpipe runs none from there: remove it, or "
+                "give {trust_remote_code} if you trust it"
             )
         if name == "configuration_files":
             raise ValueError(
-                f"{file} names other descriptions ({name}), and only this one is read: remove them from it"
+                f"{where} names other descriptions ({name}), and only this one is read: remove them from it"
             )
 
 

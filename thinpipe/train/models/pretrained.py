@@ -21,7 +21,7 @@ from thinpipe.system.files import check_folder, errors_named
 from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.models.decoding import check_generates
-from thinpipe.train.models.description import WHAT, check_counts, read_description
+from thinpipe.train.models.description import WHAT, check_code, check_counts, read_description
 from thinpipe.train.models.tiny import LAYERS, shrunken
 from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
 from thinpipe.train.models.weights import BRING, LoadWeights, load_weights, params_on_meta, random_weights, weight_files
@@ -134,6 +134,8 @@ class PretrainedModel:
         if unknown:
             raise OptionError(f"{{config_set}}: the config of a {config.model_type} has no {unknown[0]}")
         check_counts("{config_set}", self.changes)
+        if not self.trusted:
+            check_code("{config_set}", self.changes)
 
     def _changed(self) -> str:
         changes = ", ".join(f"{name}={value}" for name, value in self.changes.items())

@@ -39,7 +39,7 @@ SHARD_BYTES = 5_000_000_000  # maximum file size, unless one tensor is larger: t
 _PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".thinpipe-export"  # next to the folder, until it is complete
 # The names in safetensors.
-_DTYPES = {
+DTYPES = {
     getattr(torch, name): short
     for name, short in (
         *(("float64", "F64"), ("float32", "F32"), ("float16", "F16"), ("bfloat16", "BF16"), ("bool", "BOOL")),
@@ -316,7 +316,7 @@ class TensorFile:
             tensor = tensors[name]
             starts[name], end = end, end + tensor.numel() * tensor.element_size()
             offsets = [starts[name], end]
-            described[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+            described[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         text = json.dumps(described).encode()
         text += b" " * (-len(text) % 8)
         self.header = len(text).to_bytes(8, "little") + text

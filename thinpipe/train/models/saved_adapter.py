@@ -35,6 +35,7 @@ from thinpipe.train.models.blocks import candidates
 from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import is_function_name
 from thinpipe.train.models.pretrained import ADAPTER, has_tokenizer
+from thinpipe.train.models.remote import remote_folder
 
 _DESCRIPTION = "the description of adapters"
 # Fields of a config: those that define the computation, which are passed to peft; and those that do not affect it.
@@ -70,6 +71,9 @@ class SavedAdapter:
     def digest(self) -> str:
         """Return a hash of these adapters: all workers must have the same ones."""
         self._facts()
+        remote = remote_folder(self.folder)
+        if remote is not None:
+            return str(remote.digest)
         with open_adapters(self._file), self._file.open("rb") as file:  # validate the sizes before hashing
             return hashlib.file_digest(file, "sha256").hexdigest()
 

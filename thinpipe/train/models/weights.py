@@ -24,6 +24,7 @@ from torch import nn
 
 from thinpipe.codecs.rounding import rounding_key
 from thinpipe.system.files import check_regular, errors_named, read_json
+from thinpipe.train.models.remote import fetched
 
 LoadWeights = Callable[[nn.Module, Iterable[str]], None]  # loads the values of the parameters of these names
 BRING = "bring the model's own"  # remedy for an invalid file of a model's folder
@@ -177,9 +178,12 @@ def load_weights(model: Any, folder: Path, wanted: Iterable[str], draw_head: Loa
     def target(key: str) -> str:
         return str(rename_source_key(key, renamings, converters, model.base_model_prefix, names)[0])
 
+    def is_own(key: str) -> bool:
+        return target(key) in own or key in own
+
+    folder = fetched(folder, is_own)
     with ExitStack() as files:
-        stored = _stored(folder, files)
-        found = {key: read() for key, read in stored if target(key) in own or key in own}
+        found = {key: read() for key, read in _stored(folder, files) if is_own(key)}
         info, _ = convert_and_load_state_dict_in_model(
             model, found, LoadStateDictConfig(weight_mapping=[*renamings, *converters], dtype=model.dtype)
         )

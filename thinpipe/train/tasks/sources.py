@@ -49,7 +49,7 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
         )
     if source.config is None:
         return None
-    is_type = not Path(source.config).is_dir() and _is_model_type(source.config)
+    is_type = not Path(source.config).is_dir() and is_model_type(source.config)
     return PretrainedModel(
         None if is_type else _folder(source.config, "config", source, weights=False),
         kind,
@@ -97,17 +97,27 @@ def _folder(name: str, option: str, source: Source, *, weights: bool) -> Path:
 
 def identity(name: str, source: Source) -> dict[str, str]:
     """Return hashes that identify one of ``SHARED_FILES`` wherever it is; raise ValueError if it has no files."""
+    folder, has_weights = shared_folder(name, source)
+    if folder is None:
+        return {"name": str(getattr(source, name))}
+    return folder_identity(folder, weights=has_weights)
+
+
+def shared_folder(name: str, source: Source) -> tuple[Path | None, bool]:
+    """Return the folder that one of ``SHARED_FILES`` names, and whether its weights are read; None if it has no files.
+
+    Raise ValueError if it cannot be found.
+    """
     given = str(getattr(source, name))
-    if not Path(given).is_dir() and (is_function_name(given) if name == "model" else _is_model_type(given)):
-        return {"name": given}
+    if not Path(given).is_dir() and (is_function_name(given) if name == "model" else is_model_type(given)):
+        return None, False
     if name == "weights":
-        has_safetensors = any(Path(given).glob("*.safetensors"))
-        return folder_identity(Path(given), weights=has_safetensors)
+        return Path(given), any(Path(given).glob("*.safetensors"))
     has_weights = name == "model" and source.pretrained
-    return folder_identity(_folder(given, name, source, weights=has_weights), weights=has_weights)
+    return _folder(given, name, source, weights=has_weights), has_weights
 
 
-def _is_model_type(name: str) -> bool:
+def is_model_type(name: str) -> bool:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return name in CONFIG_MAPPING_NAMES

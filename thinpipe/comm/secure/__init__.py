@@ -1,0 +1,1 @@
+"""Encrypted and authenticated connections between machines that do not share a network."""

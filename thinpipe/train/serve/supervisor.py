@@ -1,0 +1,367 @@
+"""The supervisor of `thinpipe serve`: it listens, or dials the client of a ticket, and starts a process for every run.
+
+    gate: route 0  ->  handshake, admission  ->  desk: facts, offer, probe, start  ->  worker process
+    gate: a route of a run  ------------------------------------------------------->  worker process (SCM_RIGHTS)
+
+It holds no state of a run but its routes and its process, and reads nothing that the workers send to each other. A run
+that fails, a client that vanishes and strangers on the port end one run at most.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from thinpipe.comm.secure.gate import DESK
+from thinpipe.comm.secure.handshake import HandshakeError, accept, connect, dial
+from thinpipe.comm.secure.identity import Identity, fingerprint_text
+from thinpipe.comm.secure.ticket import Admission, Ticket
+from thinpipe.comm.signals import ENDING, ignored_signals
+from thinpipe.launch.forking import ensure_server
+from thinpipe.launch.workers import exit_text
+from thinpipe.options import flags_in_errors
+from thinpipe.system.sanitize import one_line
+from thinpipe.system.sizes import free_bytes
+from thinpipe.train.serve.desk import (
+    PROTOCOL,
+    Desk,
+    Gone,
+    Offer,
+    Rejected,
+    ServerFacts,
+    facts_json,
+    parse_offer,
+    reason_of,
+    version_difference,
+)
+from thinpipe.train.serve.peering import CONNECT_S, Address, source_of
+from thinpipe.train.serve.roster import Roster
+from thinpipe.train.serve.server_worker import Assignment, Pipe, serve_run
+
+_SILENT_S = 60.0  # a client that sends nothing for so long before the run is gone
+_READY_S = 120.0  # for a worker to be forked, and to rebuild a run: imports on a busy machine
+_PROBE_S = 3.0
+_POLL_S = 0.2
+_MOST_DESKS = 16  # conversations at a time
+_AGAIN_S = 2.0  # between attempts to reach a client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """What the owner of a server allows."""
+
+    facts: ServerFacts
+    memory: int | None  # bytes of a run; None: what is free when it starts
+    threads: int | None
+    cache: Path
+    disk: int  # bytes of model files in the cache
+    models: tuple[Path, ...]  # folders that runs may read, with folders of models
+    runs: int
+    patience_s: float  # the longest that a run waits for a lost connection, whatever the client asks for
+
+
+@dataclass
+class _Run:
+    """One run on this server, from its offer to the end of its process."""
+
+    offer: Offer
+    roster: Roster
+    client: str
+    folder: Path
+    process: Any = None
+    pipe: Pipe | None = None
+    started: bool = False
+    began: float = field(default_factory=time.monotonic)
+    routes: dict[bytes, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.routes = self.roster.routes(self.offer.worker)
+
+    @property
+    def text(self) -> str:
+        return f"run {self.offer.run[:8]} ({self.offer.verb}) of {self.client}"
+
+
+class Supervisor:
+    """Takes offers and routes connections; one thread per conversation with a client."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        identity: Identity,
+        admission: Admission | None,  # of clients; None: none are admitted
+        report: Callable[[str], None],
+        ended: Callable[[int], None],  # called with the exit code of every run that began
+    ) -> None:
+        self._owner, self._identity, self._admission, self._report = owner, identity, admission, report
+        self._ended = ended
+        self._runs: dict[str, _Run] = {}
+        self._lock = threading.Lock()
+        self._desks = threading.Semaphore(_MOST_DESKS)
+        self._closing = False
+
+    def handle(self, route: bytes, raw: socket.socket) -> bool:
+        """Take a connection of the gate; return False for a route of no run."""
+        if route == DESK:
+            if self._admission is None:
+                return False
+            channel, fingerprint = accept(raw, self._identity, self._admission, deadline_s=CONNECT_S)
+            if not self._desks.acquire(blocking=False):
+                channel.close()
+                return True
+            self._report(f"client {fingerprint_text(fingerprint)[:12]} has connected from {source_of(channel)}")
+            threading.Thread(target=self._receive_client, args=(channel, fingerprint), daemon=True).start()
+            return True
+        with self._lock:
+            run = next((each for each in self._runs.values() if route in each.routes), None)
+        if run is None or run.pipe is None:
+            return False
+        if not run.started:  # a probe: it is enough that it arrives
+            key = run.roster.fingerprint(run.routes[route])
+            accept(raw, self._identity, key, route=route, deadline_s=CONNECT_S)[0].close()
+            return True
+        run.pipe.send(raw, route=route.hex())
+        raw.close()
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        with self._lock:
+            return bool(self._runs)
+
+    def dial(self, ticket: Ticket, attempts_s: float | None) -> None:
+        """Take offers of the client of a ticket, one run after the other, while it answers within ``attempts_s``.
+
+        Raise HandshakeError if it does not, or rejects this server for good.
+        """
+        began, announced, client = time.monotonic(), False, f"{ticket.host}:{ticket.port}"
+        while not self._closing:
+            try:
+                raw = connect(ticket.host, ticket.port, DESK, timeout_s=CONNECT_S)
+                channel = dial(raw, self._identity, ticket.fingerprint, secret=ticket.secret, deadline_s=CONNECT_S)
+            except HandshakeError as error:
+                if error.final or (attempts_s is not None and time.monotonic() - began > attempts_s):
+                    raise
+                if not announced:
+                    self._report(f"{error}; trying again")
+                announced = True
+                time.sleep(_AGAIN_S)
+                continue
+            announced = False
+            self._report(f"connected to {client}, waiting for its run")
+            self._converse(Desk(channel, f"the client at {client}"), ticket.fingerprint, (ticket.host, ticket.port))
+            began = time.monotonic()
+            time.sleep(_AGAIN_S)
+
+    def stop(self, number: int) -> None:
+        """Take no more runs, and send a signal to the workers."""
+        self._closing = True
+        with self._lock:
+            processes = [run.process for run in self._runs.values() if run.process is not None]
+        for process in processes:
+            with suppress(OSError):
+                os.kill(process.pid, number)
+
+    def _receive_client(self, channel: Any, fingerprint: bytes) -> None:
+        try:
+            self._converse(Desk(channel, "the client"), fingerprint, None)
+        finally:
+            self._desks.release()
+
+    def _converse(self, desk: Desk, fingerprint: bytes, client: Address | None) -> None:
+        """Talk to one client until its run has ended here."""
+        run = None
+        try:
+            run = self._agree(desk, fingerprint, client)
+            if run is not None:
+                self._wait_for_end(run, desk)
+        except Rejected as error:
+            self._report(f"rejected a run of {fingerprint_text(fingerprint)[:12]}: {error}")
+            with suppress(Gone):
+                desk.send(reject=reason_of(error))
+        except Gone as error:
+            self._report(str(error))
+        except Exception as error:  # of one conversation: the server goes on
+            self._report(f"a conversation with a client failed: {type(error).__name__}: {error}")
+        finally:
+            if run is not None:
+                self._forget(run)
+            desk.close()
+
+    def _agree(self, desk: Desk, fingerprint: bytes, client: Address | None) -> _Run | None:
+        """Answer the client's questions; return the run when it starts, None if the client has given up."""
+        run: _Run | None = None
+        try:
+            while True:
+                message = desk.receive(_SILENT_S)
+                if "facts" in message:
+                    if message["facts"] != PROTOCOL:
+                        raise Rejected(
+                            f"the client has version {message['facts']!r} of the desk protocol and the server "
+                            f"{PROTOCOL}: install the same thinpipe"
+                        )
+                    desk.send(facts=facts_json(self._owner.facts))
+                elif "offer" in message and run is None:
+                    run = self._begin(parse_offer(message["offer"]), fingerprint, client)
+                    desk.send(accept=True)
+                elif "probe" in message and run is not None:
+                    desk.send(reached=self._probe(run, message["probe"]))
+                elif "start" in message and run is not None:
+                    assert run.pipe is not None
+                    run.started = True  # before the worker knows, so that no connection is taken for a probe
+                    run.pipe.send(start=message["start"])
+                    self._report(f"{run.text} starts: worker {run.offer.worker} of {len(run.roster.entries)}")
+                    return run
+                elif "cancel" in message:
+                    raise Gone(f"{desk.peer} has given up: {one_line(str(message['cancel']))[:500]}")
+                elif "wait" not in message:
+                    raise Rejected(f"{desk.peer} sent a message out of order")
+        except BaseException:
+            if run is not None:
+                self._forget(run)
+            raise
+
+    def _begin(self, offer: Offer, fingerprint: bytes, client: Address | None) -> _Run:
+        """Check an offer, and start the process of the run; raise Rejected if it is not possible."""
+        facts = self._owner.facts
+        different = version_difference(offer, facts)
+        if different is not None:
+            raise Rejected(f"versions differ: {different}; install the same ones")
+        try:
+            roster = Roster.from_json(offer.run, offer.roster)
+        except ValueError as error:
+            raise Rejected(str(error)) from None
+        if roster.fingerprint(0) != fingerprint or roster.fingerprint(offer.worker) != self._identity.fingerprint:
+            raise Rejected("the roster of the offer has another key for the client or for this server")
+        name = f"{one_line(offer.client)[:60]} ({fingerprint_text(fingerprint)[:12]})"
+        folder = self._owner.cache / "runs" / secrets.token_hex(8)
+        run = _Run(offer, roster, name, folder)
+        with self._lock:
+            if self._closing:
+                raise Rejected(f"{facts.name} is stopping")
+            if len(self._runs) >= self._owner.runs:
+                raise Rejected(self._busy_text())
+            self._runs[folder.name] = run
+        try:
+            self._start_worker(run, client)
+        except BaseException:
+            self._forget(run)
+            raise
+        return run
+
+    def _busy_text(self) -> str:
+        """Describe the runs of this server without their clients, which are nobody else's business."""
+        minutes = max(time.monotonic() - run.began for run in self._runs.values()) / 60
+        what = "a run" if self._owner.runs == 1 else f"{len(self._runs)} runs"
+        return f"{self._owner.facts.name} is busy with {what} since {minutes:.0f} min: try later, or use another server"
+
+    def _start_worker(self, run: _Run, client: Address | None) -> None:
+        run.folder.mkdir(parents=True, mode=0o700)
+        patience_s = min(max(run.offer.patience_s, 2.0), self._owner.patience_s)
+        assignment = Assignment(
+            offer=replace(run.offer, patience_s=patience_s),
+            client=client,
+            folder=run.folder,
+            memory=self._owner.memory or free_bytes(),
+            threads=self._owner.threads,
+            cache=self._owner.cache / "models",
+            disk=self._owner.disk,
+            models=self._owner.models,
+            environment=dict(os.environ),
+            ignored=ignored_signals(),
+        )
+        run.pipe, theirs = Pipe.pair()
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=serve_run, args=(assignment, theirs.end), name="thinpipe-serve")
+        with flags_in_errors():
+            ensure_server()
+            process.start()
+        run.process = process
+        theirs.end.close()
+        run.pipe.end.settimeout(_READY_S)
+        received = run.pipe.receive()
+        run.pipe.end.settimeout(None)
+        message = {} if received is None else received[0]
+        if "ready" not in message:
+            reason = message.get("reject") or message.get("cause") or "its process did not start"
+            raise Rejected(f"{self._owner.facts.name}: {reason}")
+
+    def _probe(self, run: _Run, servers: Any) -> list[int]:
+        """Return which of these servers this one reaches: their key must answer at their address."""
+
+        def reaches(other: int, host: str, port: int) -> bool:
+            route = run.roster.route(run.offer.worker, other)
+            try:
+                raw = connect(host, port, route, timeout_s=_PROBE_S)
+                key = run.roster.fingerprint(other)
+                dial(raw, self._identity, key, route=route, deadline_s=_PROBE_S).close()
+            except OSError:
+                return False
+            return True
+
+        allowed = run.roster.to_probe(run.offer.worker)
+        if not isinstance(servers, list) or not all(other in allowed for other in servers):
+            raise Rejected("a probe names servers of the roster with an address")
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda other: reaches(other, *allowed[other]), servers))
+        return [other for other, reached in zip(servers, found, strict=True) if reached]
+
+    def _wait_for_end(self, run: _Run, desk: Desk) -> None:
+        """Wait until the worker has ended, and report how; a client that is gone is the worker's to find out."""
+        assert run.pipe is not None
+        ended = threading.Event()
+        found: list[dict[str, Any]] = []
+
+        def receive() -> None:
+            received = run.pipe.receive() if run.pipe is not None else None
+            found.append({} if received is None else received[0])
+            ended.set()
+
+        threading.Thread(target=receive, name="thinpipe-serve-end", daemon=True).start()
+        is_connected = True
+        while not ended.wait(_POLL_S):
+            try:
+                message = desk.poll() if is_connected else None
+                if message is not None and "cancel" in message:
+                    os.kill(run.process.pid, ENDING[1])
+            except (Gone, Rejected):
+                is_connected = False
+        message = found[0]
+        run.process.join(5)
+        if not message:
+            how, code = exit_text(run.process.exitcode)
+            message = {"cause": f"worker {run.offer.worker}: {how} on {self._owner.facts.name}", "code": code}
+        cause = message.get("cause") or message.get("done") or message.get("reject")
+        self._report(f"{run.text} " + (f"has ended: {one_line(str(cause))[:500]}" if cause else "is complete"))
+        if is_connected:
+            with suppress(Gone):
+                desk.send(end=message)
+        self._ended(int(message.get("code", 2)))
+
+    def _forget(self, run: _Run) -> None:
+        """Free the place of a run; end its process if it is still there."""
+        with self._lock:
+            known = self._runs.pop(run.folder.name, None)
+        if known is None:
+            return
+        if run.process is not None:
+            if run.process.is_alive():
+                run.process.terminate()
+                run.process.join(5)
+            if run.process.is_alive():
+                run.process.kill()
+                run.process.join(5)
+        if run.pipe is not None:
+            run.pipe.end.close()
+        shutil.rmtree(run.folder, ignore_errors=True)
