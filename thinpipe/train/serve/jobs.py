@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinpipe.comm.group import Group
-from thinpipe.options import from_facts, options_of
+from thinpipe.options import from_facts, options_of, shared_values
 from thinpipe.train.engines.world import World
 from thinpipe.train.events import Listener
 from thinpipe.train.generation.settings import GenerationSettings
@@ -60,7 +60,7 @@ class Job(NamedTuple):
     def offered(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return settings and options for the servers, as JSON."""
         settings = self.settings
-        shared = settings.to_json() if isinstance(settings, Settings) else dict(settings.shared())
+        shared = settings.to_json() if isinstance(settings, Settings) else shared_values(settings)
         for name in _FILES:
             value = getattr(settings, name, None)
             if value is not None and not (name == "config" and is_model_type(value)):
