@@ -74,7 +74,7 @@ def test_one_line_and_the_code_that_shells_expect(number: int, words: str) -> No
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["models"]])
-def test_a_full_disk_for_what_is_printed(arguments: list[str]) -> None:
+def test_a_full_disk_behind_stdout(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "thinpipe", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60

@@ -47,7 +47,7 @@ def test_forms_fill_their_size() -> None:
 
 
 @pytest.mark.parametrize("size", forms())
-def test_each_size_loses_what_it_is_chosen_by(size: int) -> None:
+def test_each_size_has_the_error_it_is_chosen_by(size: int) -> None:
     """Of normal values, with scales that are unbiased."""
     _, blocks = rotated(rows(torch.ones(400)), CODED_BLOCK, 0, 1, 0)
     magnitudes, _ = reference._magnitudes(blocks, torch.full((400,), size, dtype=torch.int32))

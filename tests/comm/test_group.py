@@ -102,7 +102,7 @@ def with_oversized_message(process_group: Any) -> str:
     return "accepted"
 
 
-def test_nobody_can_make_others_allocate_without_bounds(pool: Pool) -> None:
+def test_allocations_for_peers_are_bounded(pool: Pool) -> None:
     assert "worker 1 announced 1099511627776 bytes" in pool.run(with_oversized_message, 2)[0]
     with pytest.raises(ValueError, match="at most"):
         Group.of(None).gather("x" * (LARGEST + 1))

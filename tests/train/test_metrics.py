@@ -43,7 +43,7 @@ def test_nothing_has_no_metric() -> None:
 
 
 @pytest.mark.parametrize(("name", "best"), [("accuracy", 5.0), ("perplexity", 2.0)])
-def test_the_best_is_the_highest_or_the_lowest_as_the_metric_says(name, best):
+def test_the_best_is_the_highest_or_the_lowest_by_metric(name, best):
     progress = Progress(metric_name=name)
     for value in (3.0, 5.0, 2.0, 4.0):
         progress.evaluated(validation_loss=0.0, metric=value)

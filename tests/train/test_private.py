@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
 from tests.train.test_lm import TEXT
-from tests.train.toy import Ears, settings_for, world_in
+from tests.train.toy import Recorder, settings_for, world_in
 from thinpipe.links.recv import RecvLink
 from thinpipe.train import build as building
 from thinpipe.train.models import identity, weights
@@ -106,7 +106,7 @@ def watched(seen: Seen) -> list[Any]:
 
 
 def see(group: Any, given: dict[str, Any]) -> Seen:
-    seen, ears, lm, watching, models = Seen(), Ears(), task("lm"), [True], []
+    seen, recorder, lm, watching, models = Seen(), Recorder(), task("lm"), [True], []
     settings = settings_for(lm, group, **given)
 
     def note(event: str, args: tuple[Any, ...]) -> None:
@@ -122,7 +122,7 @@ def see(group: Any, given: dict[str, Any]) -> Seen:
     for patch in [*patches, mock.patch.object(building, "PipelineEngine", make_engine)]:
         patch.start()
     try:
-        end = train(lm, settings, RunOptions(steps=STEPS), world_in(group), lambda: ears)
+        end = train(lm, settings, RunOptions(steps=STEPS), world_in(group), lambda: recorder)
     finally:
         mock.patch.stopall()
         watching.clear()

@@ -172,7 +172,7 @@ def test_public_tasks_take_a_model_too(tmp_path: Path) -> None:
     assert filled("fashion-mnist", shape, source)(images).logits.shape == (2, 10)
 
 
-def test_random_weights_are_asked_of_a_model_too(tmp_path: Path) -> None:
+def test_random_weights_of_a_named_model(tmp_path: Path) -> None:
     folder = write_text_classifier(tmp_path / "bert")
     (folder / "model.safetensors").unlink()
     source = Source(data=rows(tmp_path), model=str(folder), tokens=16, pretrained=False)
