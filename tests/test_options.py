@@ -40,18 +40,23 @@ def halves(text: str) -> tuple[int, int]:
 @dataclass(frozen=True, kw_only=True)
 class Baking:
     heat: float = option(
-        "Of the oven; see {cut_at}.", panel="How", metavar="C", rule=above(0, 300), usual=180, aliases=("temperature",)
+        "Of the oven; see {cut_at}.",
+        panel="How",
+        metavar="C",
+        rule=above(0, 300),
+        default_value=180,
+        aliases=("temperature",),
     )
     fan: Literal["on", "off"] = option(
         "Whether it blows.",
         panel="How",
         kind=Literal["on", "off", "still"],
-        usual="off",
+        default_value="off",
         movable=True,
         synonyms={"still": "off"},
     )
     at: tuple[int, int] | None = option("Where it is cut.", panel="What", name="cut_at", parse=halves, default=None)
-    turn: bool = option("Upside down.", panel="How", default=False, aliases=("flip",), last=True)
+    turn: bool = option("Upside down.", panel="How", default=False, aliases=("flip",), at_end=True)
 
     def __post_init__(self) -> None:
         check(self)
@@ -68,7 +73,7 @@ def test_an_option_of_another_dataclass_can_override_its_metadata() -> None:
 
     assert (Frying().heat, Frying().blows) == (150.0, "on")
     heat, blows = options_of(Frying)["heat"], options_of(Frying)["blows"]
-    assert (heat.panel, heat.usual, heat.help) == ("Where", 150.0, options_of(Baking)["heat"].help)
+    assert (heat.panel, heat.default_value, heat.help) == ("Where", 150.0, options_of(Baking)["heat"].help)
     assert (blows.name, blows.movable) == ("fan", True)
     with pytest.raises(OptionError, match=r"^heat is above 0 and at most 300; got 301$"):
         Frying(heat=301)
