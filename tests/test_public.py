@@ -1,4 +1,4 @@
-"""What `import thinpipe` offers: named, found by help and completion, with types, and used by the pages."""
+"""The names of `import thinpipe`: found by help and completion, typed, and used by the pages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_pages_and_examples_use_public_names() -> None:
 
 
 def given(group: Any) -> dict[str, Any]:
-    """What the blocks of the pages use without defining it."""
+    """Return the names that blocks of the pages use without defining them."""
     rank, size = group.rank(), group.size()
     torch.manual_seed(0)
     module = nn.Linear(256, 256)

@@ -48,7 +48,7 @@ WORDS = [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM"), (
 
 
 def signalled(number: int, *command: str, lines: int = 1, **env: str) -> tuple[str, int]:
-    """What a program says on stderr and how it ends that gets a signal when it has said so many lines."""
+    """Return stderr and exit code of a program that receives a signal after a number of lines."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdin=subprocess.PIPE,

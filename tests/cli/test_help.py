@@ -1,4 +1,4 @@
-"""What --help shows at 80 columns."""
+"""The output of --help at 80 columns."""
 
 from __future__ import annotations
 

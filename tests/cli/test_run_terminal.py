@@ -17,7 +17,7 @@ from thinpipe.lab.records.record import Record
 
 
 def on_terminal(width, monkeypatch, parallel="pipeline"):
-    """What a terminal of that width was sent, and that without its control sequences."""
+    """Return the bytes sent to a terminal of that width, and the same without control sequences."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=50, force_terminal=True, highlight=False, legacy_windows=False)
     monkeypatch.setattr("thinpipe.cli.run_terminal.Console", lambda **_: console)

@@ -1,4 +1,4 @@
-"""What is imported ahead for the workers of a verb, guessed from its arguments."""
+"""Modules preloaded for the workers of a verb, guessed from its arguments."""
 
 import importlib
 import os

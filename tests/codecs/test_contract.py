@@ -1,4 +1,4 @@
-"""What every codec promises, for every family, dtype and shape."""
+"""The guarantees of every codec, for every family, dtype and shape."""
 
 import copy
 import pickle

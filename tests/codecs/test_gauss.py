@@ -136,7 +136,7 @@ def test_means_are_sent_for_channels_with_many_values():
 
 
 def test_a_mean_is_one_of_512_values():
-    """Of 1024 values every other one: the rest does not change what is sent as mean."""
+    """Every other one of 1024 values is sampled: the rest does not change the mean that is sent."""
     x = normal((1024, 3))
     x[1::2] += 100
     means = thinpipe.codec("gauss:8").encode(x)[:6].clone().view(torch.bfloat16).float()
@@ -167,7 +167,7 @@ def test_no_two_messages_have_the_same_errors():
 
 @pytest.mark.parametrize("bits", ["1", "2", "3/64", "4", "2+coded"])
 def test_unbiased_errors_average_out(bits):
-    """Of one gradient that many samples have, some with the other sign: it comes back, as large as it was."""
+    """One gradient of many samples, some with the other sign, is decoded with its magnitude."""
     row, spec, least = normal((256,)), f"gauss:{bits}+unbiased", f"gauss:{bits}"
     sizes = torch.linspace(0.5, 2, 200).view(-1, 1) * torch.tensor([[1.0], [-1.0]]).repeat(100, 1)
     x = sizes * row

@@ -191,7 +191,7 @@ def test_zeros_stay_zeros(spec, kind):
 
 
 def test_without_the_option_zeros_of_gradients_are_lost():
-    """What +zero is for."""
+    """Zeros of gradients decode to zero."""
     x = content("laplace", (64, 1024))
     x[:, ::2] = 0
     assert round_trip("tile:4", x)[x == 0].ne(0).any()
@@ -217,7 +217,7 @@ def test_stochastic_rounding_has_no_bias(spec):
 
 @pytest.mark.parametrize("spec", ["tile:2", "tile:1", "tile:2+zero"])
 def test_rounding_to_the_nearest_has_one(spec):
-    """What +sr is for: a value a third of the way between two levels is always the lower one."""
+    """Without +sr a value at a third between two levels is always rounded to the lower one."""
     x = torch.tensor([0.0, 3.0, -1.5, *[1 / 3] * 253])
     assert abs((round_trip(spec, x) - x)[3:].mean()) > 0.1
 

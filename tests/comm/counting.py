@@ -84,7 +84,7 @@ register_backend(
 
 @dataclass(frozen=True)
 class Counted:
-    """What one worker saw of a training run, an evaluation and a generation."""
+    """The observations of one worker in a training run, an evaluation and a generation."""
 
     rank: int
     result: Any  # of the client: the hash of the parameters, the loss, the tokens

@@ -49,7 +49,7 @@ def await_sum(process_group: Any) -> None:
 
 
 def with_changed_bytes(group: Any, sum_up: Callable[[Any], None], position: int) -> str:
-    """What worker 0 finds when a byte of worker 1's message arrives changed."""
+    """Return the error on worker 0 if a byte of worker 1's message is changed."""
     gather, send = dist.all_gather, dist.isend
 
     def changed(parts: list[torch.Tensor], message: torch.Tensor, **options: Any) -> None:

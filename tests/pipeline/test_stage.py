@@ -1,4 +1,4 @@
-"""What a stage does besides computing: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
+"""Features of a stage: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
 
 from __future__ import annotations
 

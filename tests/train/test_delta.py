@@ -25,7 +25,7 @@ SPEC = "delta(uniform:2)"
 
 
 def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tensor]:
-    """What arrives at this worker's forward links, under the names of the capture; that has what was sent."""
+    """Return the tensors received on forward links, under the names of the capture, which has those sent."""
     received, receive = {}, RecvLink.receive
 
     def note(link: RecvLink, chunk: int) -> list[torch.Tensor]:
@@ -72,7 +72,7 @@ def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: P
     [pytest.param(6, 4, {}, id="float32"), pytest.param(12, 2, {"amp": True, "batch_size": 36}, id="bfloat16")],
 )
 def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int, given: dict[str, Any]) -> None:
-    """Of 80 samples an epoch leaves out eight, so in the second one a few chunks are still new."""
+    """An epoch drops 8 of 80 samples, so the second one still has a few new chunks."""
     first, again = (
         codec(spec).wire_bytes((rows, 256), torch.float32) + CHECKSUM_BYTES for spec in ("uniform:8", "uniform:2")
     )

@@ -14,7 +14,7 @@ from thinpipe.train.running import RunOptions
 
 
 def outcome(group: Any, running: RunOptions, given: dict[str, Any]) -> Any:
-    """What the client heard at the end."""
+    """Return the result on the client."""
     end = run_toy(group, ToyTask("batchnorm"), running, **given).end
     return None if end is None else (end.parameters_sha256, end.train_loss, end.validation_loss)
 

@@ -1,4 +1,4 @@
-"""What a run will write is tried before it starts."""
+"""Output files of a run are tested before it starts."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What servers receive and load when a language model is trained: hidden states, their own blocks, and nothing else."""
+"""Servers that train a language model receive hidden states and load their own blocks, nothing else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Arriving:
-    """What a receive returns: once it was waited for, its bytes are known."""
+    """A pending receive: its bytes are known after the wait."""
 
     def __init__(self, work: Any, tensor: Tensor, seen: Seen) -> None:
         self.work, self.tensor, self.seen = work, tensor, seen

@@ -51,7 +51,7 @@ REPLICAS = {"parallel": "data"}
 def test_from_any_checkpoint_the_end_is_the_same(
     pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any], steps: list[int]
 ) -> None:
-    """Of four steps in each of two or three epochs: within the first (2), at its end (4), within the second (5)."""
+    """Steps to stop at, of four per epoch: within the first epoch (2), at its end (4), within the second (5)."""
     whole = train(pool, workers, kind, RunOptions(save=tmp_path / "whole", save_every=1, keep=12), given)
     assert whole.end is not None
     for step in steps:
@@ -67,7 +67,7 @@ def test_from_any_checkpoint_the_end_is_the_same(
 
 
 def test_over_other_links_as_many_chunks_are_in_flight(pool: Pool, tmp_path: Path) -> None:
-    """What a client with both ends draws at random depends on it."""
+    """The random numbers of a client with both ends depend on the layout."""
     given = {"schedule": "1f1b", "chunks": 9, "client_layers": (1, 2)}
     saving = RunOptions(save=tmp_path, save_every=1, keep=9, link=parse_link("10mbit,25ms"))
     whole = pool.run(train_toy, 2, "dropout", saving, given)[0]
@@ -85,7 +85,7 @@ def test_over_other_links_as_many_chunks_are_in_flight(pool: Pool, tmp_path: Pat
 
 @pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
 def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
-    """What the test above holds for links that remember something is not so by chance."""
+    """The test above depends on link state and does not pass by chance."""
     given = {"compress_forward": spec, "epochs": 3}
     whole = pool.run(train_toy, 2, "plain", RunOptions(save=tmp_path, save_every=5, keep=9), given)[0]
     forgetful = pool.run(_train_forgetting, 2, RunOptions(resume=tmp_path / "step-00000005"), given)[0]
@@ -170,7 +170,7 @@ def test_links_between_the_same_units_keep_state_and_others_are_reported(pool: P
 
 
 def _recalled(group: Any, running: RunOptions, given: dict[str, Any]) -> Recorder:
-    """What the client's links were given, beside what it heard."""
+    """Return the tensors given to the client's links, in addition to its result."""
     from thinpipe.train.engines.pipeline import PipelineEngine
 
     recall, seen = PipelineEngine.load_codec_state, {}

@@ -1,4 +1,4 @@
-"""What cannot be trained is the same error on all workers, before the first step."""
+"""Impossible runs are the same error on all workers, before the first step."""
 
 from __future__ import annotations
 

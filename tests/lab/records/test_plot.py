@@ -1,4 +1,4 @@
-"""What a figure shows is what the plot was given, and it becomes a PNG however little there is to draw."""
+"""A plot has the given data, and becomes a PNG even without any."""
 
 from __future__ import annotations
 

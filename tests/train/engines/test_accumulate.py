@@ -58,7 +58,7 @@ def joined(pair: list[Batch]) -> Batch:
 
 
 def gradients(group: dist.ProcessGroup | None, once: bool) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Of two batches of texts, of which the second has far fewer labels."""
+    """Return two batches of texts, the second with far fewer labels."""
     pair = batches(padded=True)[:2]
     pair[1].labels[:, 3:] = -100
     given, chunks = ([joined(pair)], 2 * CHUNKS) if once else (pair, CHUNKS)

@@ -1,4 +1,4 @@
-"""What a network's delay costs, counted without a clock: messages are noted as they are sent, expected and awaited."""
+"""The cost of network delay by a logical clock: messages are recorded when sent, expected and awaited."""
 
 from __future__ import annotations
 

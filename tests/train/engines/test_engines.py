@@ -178,7 +178,7 @@ def test_all_parallelisms_start_from_the_same_weights_and_order(pool: Pool) -> N
 
 
 def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, bool]:
-    """What the codecs of a worker met before its first step; what its links had counted, and what was drawn, then."""
+    """Return the shapes that warmed up a worker's codecs, and counters and random state before the first step."""
     model = ToyTask().build(Shape(classes=CLASSES), Source())
     engine: Any
     if "forward" in given:

@@ -1,4 +1,4 @@
-"""What stages keep of chunks: as many bytes as torch then has in memory, and never more than was allowed."""
+"""Activation memory of stages: the bytes that torch then has in memory, within the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one model's folder from another's."""
+"""The identity of a model's folder."""
 
 from __future__ import annotations
 

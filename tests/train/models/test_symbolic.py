@@ -1,4 +1,4 @@
-"""What depends on values that are not here is unknown; what does not is computed."""
+"""Results that depend on missing values are symbolic; all others are computed."""
 
 import pytest
 import torch

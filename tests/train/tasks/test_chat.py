@@ -78,7 +78,7 @@ def source(model: Path, folder: Path, rows: list[Any], template: str | None = PL
 
 
 def labelled(found: Source) -> list[list[str]]:
-    """Of every example, in the order of the file, what its labels say: consecutive ones joined."""
+    """Return the labelled texts of every example in the order of the file, consecutive labels joined."""
     data, _ = CHAT.load(found)
     tokenizer = CHAT.tokenizer(CHAT.model(found), found)  # type: ignore[attr-defined]
     told = []

@@ -78,7 +78,7 @@ def test_windows_follow_each_other_and_labels_are_one_further():
     [(3, "bc" + "defgh"), (4, "bc" + "defgh"), (5, "bc" + "de"), (2, "bc" + "defgh"), (9, "bc" + "defgh"), (10, "")],
 )
 def test_bytes_are_those_of_the_labels(tokens, labelled):
-    """Of a b c | d e f g h |, whose ends are no bytes: all but the first token, and what fills no window."""
+    """The bytes of a b c | d e f g h | without ends, the first token and the incomplete window."""
     letters = {"b": "é", "e": "€"}  # two bytes, and three
 
     def spelt(text):

@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before any replica starts."""
+"""Impossible measurements are rejected before any replica starts."""
 
 import sys
 from dataclasses import replace

@@ -56,7 +56,7 @@ def test_number_of_chunks_in_flight():
 
 
 def test_time_of_the_order_on_its_links():
-    """Of each of four chunks 20 ms up and 10 ms down; when all are up, the last one is computed and returns."""
+    """Each of four chunks takes 20 ms up and 10 ms down; the last one is computed after all are up."""
     links = [link(0, 1, 1_000_000 * STEPS), link(1, 0, 500_000 * STEPS, stages=(1, 0))]
     workers = [measured(links=links, stage_ms={index: (1.0, 2.0)}) for index in range(2)]
     row = make_row(settings(), replace(PIPELINE, layout="linear", link=shaping_of(100.0)), workers)
