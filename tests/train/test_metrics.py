@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from thinpipe.train.checkpoints.manifest import Progress
-from thinpipe.train.metrics import confusion, matthews, perplexity, score
+from thinpipe.train.metrics import perplexity, score
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -29,12 +29,6 @@ def test_a_constant_predictor_correlates_with_nothing() -> None:
 def test_the_best_and_the_worst() -> None:
     labels = torch.tensor([0, 1, 1, 0])
     assert (score("matthews", labels, labels), score("matthews", 1 - labels, labels)) == (1.0, -1.0)
-
-
-def test_confusion_counts_true_by_predicted() -> None:
-    counts = confusion(torch.tensor([1, 1, 0]), torch.tensor([0, 1, 0]))
-    assert counts.tolist() == [[1, 1], [0, 1]]
-    assert matthews(2 * counts) == pytest.approx(matthews(counts))
 
 
 def test_nothing_has_no_metric() -> None:
