@@ -39,7 +39,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _server() -> None:
-    """Of workers, for whoever needs one first; forked in a test, so that what it says is kept as a test's."""
+    """Start the pool of workers when it is first needed; forked in a test, so that pytest captures its output."""
     preloaded.keep_a_server()
 
 
@@ -66,7 +66,7 @@ def pool(_pools: list[Pool]) -> Pool:
 
 @pytest.fixture
 def fake_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the made-up trainings of tests/lab/ablation/fake_train.py note."""
+    """Return the log of the fake runs of tests/lab/ablation/fake_train.py."""
     path = tmp_path / "fake_train.log"
     monkeypatch.setenv("FAKE_TRAIN_LOG", str(path))
     return path

@@ -19,7 +19,7 @@ END = "<!-- end of the module tree -->"
 
 
 def summary(path: Path) -> str:
-    """What a module's docstring says first, on one line, without a full stop."""
+    """Return the first sentence of a module's docstring on one line, without its full stop."""
     text = ast.get_docstring(ast.parse(path.read_text()))
     if not text:
         raise ValueError(f"{path.relative_to(ROOT)}: every module opens with a sentence that says what it is for")

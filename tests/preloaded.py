@@ -205,7 +205,7 @@ def import_all() -> None:
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
-    """What Python does when it starts, in this process; returns when the program has ended, unless it raises."""
+    """Run a program in this process as Python does at startup; return at its end, unless it raises."""
     os.setsid()
     for number, file in enumerate(files):
         os.dup2(file, number)

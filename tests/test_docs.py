@@ -57,7 +57,7 @@ def test_commands_have_options_that_exist(page: Path) -> None:
     ("arguments", "message"),
     [("train --compres 8bit", "No such option"), ("train --epochs ten", "valid integer"), ("trian", "trian")],
 )
-def test_the_check_rejects_what_does_not_exist(arguments: str, message: str) -> None:
+def test_the_check_rejects_unknown_options(arguments: str, message: str) -> None:
     with pytest.raises(Exception, match=message):
         check_options(arguments.split())
 

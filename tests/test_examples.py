@@ -51,7 +51,7 @@ def test_codecs_by_themselves_are_smaller_and_lose_something() -> None:
         assert 0 < error < 0.5, spec
 
 
-def test_units_compute_what_the_model_does() -> None:
+def test_units_compute_the_same_as_the_model() -> None:
     code, output = run_script(str(EXAMPLES / "cut_a_model.py"))
     assert code == 0, output
     assert [line.split()[0] for line in output.splitlines()[:-1]] == ["HeadUnit", *["BlockUnit"] * 3, "TailUnit"]

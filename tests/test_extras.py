@@ -52,11 +52,11 @@ def test_the_library_needs_no_extra() -> None:
     assert ended.stdout == "tensor(True)\nPipelineStage ddp_hook run_workers\n", ended.stderr
 
 
-def test_what_an_extra_brings_is_named_in_one_line() -> None:
+def test_a_missing_extra_is_named_in_one_line() -> None:
     ended = run("import sys\nfrom thinpipe.__main__ import main\nsys.argv = ['thinpipe', 'train']\nmain()")
     line = "thinpipe: this needs typer, which is not installed: pip install 'thinpipe[train]'\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", line)
 
 
-def test_a_module_that_no_extra_brings_is_nobody_elses() -> None:
+def test_a_module_of_no_extra_is_an_ordinary_import_error() -> None:
     assert missing_extra(ModuleNotFoundError("No module named 'nope'", name="nope")) is None

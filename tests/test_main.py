@@ -33,7 +33,7 @@ def test_closed_streams_are_opened(closed: str, output: str) -> None:
     assert run_script("-c", CLOSED, closed, "-c", STREAMS, fresh=True) == (0, output)
 
 
-def test_a_run_whose_stdout_is_closed_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_stdout_is_closed_continues(tmp_path: Path) -> None:
     small = ["--samples=64", "--batch-size=32", "--chunks=2", "--image-size=16", "--threads=1", "--epochs=1", "--json"]
     path = str(tmp_path / "r.json")
     code, output = run_script("-c", CLOSED, "1", "-m", "thinpipe", "train", *small, path, fresh=True)

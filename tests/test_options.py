@@ -40,24 +40,29 @@ def halves(text: str) -> tuple[int, int]:
 @dataclass(frozen=True, kw_only=True)
 class Baking:
     heat: float = option(
-        "Of the oven; see {cut_at}.", panel="How", metavar="C", rule=above(0, 300), usual=180, aliases=("temperature",)
+        "Of the oven; see {cut_at}.",
+        panel="How",
+        metavar="C",
+        rule=above(0, 300),
+        default_value=180,
+        aliases=("temperature",),
     )
     fan: Literal["on", "off"] = option(
         "Whether it blows.",
         panel="How",
         kind=Literal["on", "off", "still"],
-        usual="off",
+        default_value="off",
         movable=True,
         synonyms={"still": "off"},
     )
     at: tuple[int, int] | None = option("Where it is cut.", panel="What", name="cut_at", parse=halves, default=None)
-    turn: bool = option("Upside down.", panel="How", default=False, aliases=("flip",), last=True)
+    turn: bool = option("Upside down.", panel="How", default=False, aliases=("flip",), at_end=True)
 
     def __post_init__(self) -> None:
         check(self)
 
 
-def test_an_option_of_another_dataclass_is_the_same_but_for_what_is_said_otherwise() -> None:
+def test_an_option_of_another_dataclass_can_override_its_metadata() -> None:
     @dataclass(frozen=True)
     class Frying:
         heat: float = like(Baking, "heat", panel="Where", default=150.0)
@@ -68,13 +73,13 @@ def test_an_option_of_another_dataclass_is_the_same_but_for_what_is_said_otherwi
 
     assert (Frying().heat, Frying().blows) == (150.0, "on")
     heat, blows = options_of(Frying)["heat"], options_of(Frying)["blows"]
-    assert (heat.panel, heat.usual, heat.help) == ("Where", 150.0, options_of(Baking)["heat"].help)
+    assert (heat.panel, heat.default_value, heat.help) == ("Where", 150.0, options_of(Baking)["heat"].help)
     assert (blows.name, blows.movable) == ("fan", True)
     with pytest.raises(OptionError, match=r"^heat is above 0 and at most 300; got 301$"):
         Frying(heat=301)
 
 
-def test_rules_are_told_by_the_names_of_python_and_by_flags_on_the_command_line() -> None:
+def test_rules_name_python_keywords_or_flags() -> None:
     with pytest.raises(OptionError, match=r"^heat is above 0 and at most 300; got 0$") as error:
         Baking(heat=0, fan="on")
     with flags_in_errors():
@@ -85,7 +90,7 @@ def test_rules_are_told_by_the_names_of_python_and_by_flags_on_the_command_line(
         Baking(heat=1, fan="maybe")  # type: ignore[arg-type]
 
 
-def test_fields_are_read_by_the_names_users_know_and_what_is_not_given_is_left_out() -> None:
+def test_fields_are_read_by_user_names_and_missing_ones_left_out() -> None:
     assert read(Baking, {"cut_at": "3/4", "heat": 20.5, "fan": None, "other": 1}) == {"at": (3, 4), "heat": 20.5}
     assert read(Baking, {"cut_at": (3, 4)}) == {"at": (3, 4)}
     with pytest.raises(OptionError, match="cut_at is two numbers"):
@@ -108,7 +113,7 @@ def run(*words: str) -> tuple[int, str, dict[str, Any]]:
     return result.exit_code, result.output, heard
 
 
-def test_a_command_takes_the_options_that_are_declared() -> None:
+def test_a_command_has_the_declared_options() -> None:
     assert run("--cut-at", "1/2", "--turn", "--fan", "on") == (
         0,
         "",
@@ -123,7 +128,7 @@ def test_a_command_takes_the_options_that_are_declared() -> None:
     assert list(dict.fromkeys(flags)) == ["--cut-at", "--heat", "--fan", "--turn"]
 
 
-def test_an_alias_is_the_option_and_errors_name_what_was_typed() -> None:
+def test_an_alias_is_the_option_and_errors_name_the_alias() -> None:
     assert run("--temperature", "20", "--flip")[2] == {"heat": 20.0, "fan": "off", "at": None, "turn": True}
     assert run("--temperature", "0")[:2] == (2, "thinpipe: --temperature is above 0 and at most 300; got 0.0\n")
     assert run("--heat", "0")[1] == "thinpipe: --heat is above 0 and at most 300; got 0.0\n"  # in the next command
@@ -142,7 +147,7 @@ def test_a_synonym_of_a_value_is_read_as_the_value_also_from_json() -> None:
         Baking(heat=1, fan="still")  # type: ignore[arg-type]
 
 
-def test_a_pair_of_any_numbers_is_read_and_its_default_shown_as_it_is_written() -> None:
+def test_a_pair_of_numbers_is_read_and_shown_as_it_is_written() -> None:
     @dataclass(frozen=True)
     class Icing:
         parts: tuple[float, float] = option(
@@ -194,6 +199,6 @@ def test_only_the_command_line_names_flags() -> None:
     assert [found for path in library for found in flags_in_texts(path)] == []
 
 
-def test_the_nearest_name_is_asked_for() -> None:
+def test_the_nearest_name_is_suggested() -> None:
     assert nearest("digit", ["rte", "digits", "images"]) == " (did you mean digits?)"
     assert nearest("zzz", ["rte", "digits"]) == nearest("a", []) == ""

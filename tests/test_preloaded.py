@@ -53,7 +53,7 @@ def test_a_signal_and_an_exception_end_it_as_they_end_python() -> None:
     assert err.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_the_server_and_its_folder_go_with_whoever_started_it() -> None:
+def test_the_server_and_its_folder_end_with_the_parent() -> None:
     code = "from tests.preloaded import PLACE, start; import os; start(); print(os.environ[PLACE], flush=True); input()"
     environment = {name: value for name, value in os.environ.items() if name != PLACE} | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], **PIPES, env=environment, text=True) as starter:

@@ -1,4 +1,4 @@
-"""What `import thinpipe` offers: named, found by help and completion, with types, and used by the pages."""
+"""The names of `import thinpipe`: found by help and completion, typed, and used by the pages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_type_checkers_see_every_name_and_no_others() -> None:
     assert "__getattr__" not in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
-def test_the_package_says_that_it_has_types() -> None:
+def test_the_package_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     assert "py.typed" in packaged["thinpipe"]
@@ -71,7 +71,7 @@ def test_pages_and_examples_use_public_names() -> None:
 
 
 def given(group: Any) -> dict[str, Any]:
-    """What the blocks of the pages use without defining it."""
+    """Return the names that blocks of the pages use without defining them."""
     rank, size = group.rank(), group.size()
     torch.manual_seed(0)
     module = nn.Linear(256, 256)
@@ -138,7 +138,7 @@ def test_the_blocks_about_replicas_compress_and_resume(pool: Pool, tmp_path: Pat
     ast.parse(function)  # its body is the reader's
 
 
-def test_the_block_about_codecs_says_what_it_does() -> None:
+def test_the_block_about_codecs_has_the_results_in_its_comments() -> None:
     (block,) = python_of("codecs.md")
     names: dict[str, Any] = {}
     exec(block, names)

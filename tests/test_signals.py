@@ -48,7 +48,7 @@ WORDS = [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM"), (
 
 
 def signalled(number: int, *command: str, lines: int = 1, **env: str) -> tuple[str, int]:
-    """What a program says on stderr and how it ends that gets a signal when it has said so many lines."""
+    """Return stderr and exit code of a program that receives a signal after a number of lines."""
     process = subprocess.Popen(
         [sys.executable, *command],
         stdin=subprocess.PIPE,
@@ -74,7 +74,7 @@ def test_one_line_and_the_code_that_shells_expect(number: int, words: str) -> No
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["models"]])
-def test_a_full_disk_for_what_is_printed(arguments: list[str]) -> None:
+def test_a_full_disk_behind_stdout(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [sys.executable, "-m", "thinpipe", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60

@@ -100,8 +100,8 @@ class Option:
     panel: str = ""  # of the help
     metavar: str | None = None
     rule: Rule | None = None
-    usual: Any = None  # the default, unless the user or the task sets another value
-    shown: str | None = None  # text of the default in the help, if not that of ``usual``
+    default_value: Any = None  # the default, unless the user or the task sets another value
+    default_text: str | None = None  # text of the default in the help, if not that of ``default_value``
     advanced: bool = False  # True: --help of a long command leaves it to --help-all
     movable: bool = False  # True if it may change when a run is resumed
     # True if the value may differ between workers: a path, or a property of the machine. "presence": a path that may
@@ -115,21 +115,21 @@ class Option:
     parse: Callable[[Any], Any] | None = None  # from that type to the field's value; raises OptionError
     name: str = ""  # name for users, if not the field's name
     negative: bool = False  # a switch that also has --no-NAME
-    last: bool = False  # listed at the end of its panel
-    was: str = ""  # an older name, which the command line still accepts
+    at_end: bool = False  # listed at the end of its panel
+    old_name: str = ""  # an older name, which the command line still accepts
     aliases: tuple[str, ...] = ()  # other names that the command line and plans accept
     synonyms: Mapping[str, str] = field(default_factory=dict)  # alternative values -> the values that they mean
 
 
 def option(help: str, *, default: Any = MISSING, **facts: Any) -> Any:
     """Return a dataclass field that declares an option."""
-    usual = {} if default in (MISSING, None) else {"usual": default}
+    usual = {} if default in (MISSING, None) else {"default_value": default}
     return field(default=default, metadata={"option": Option(help=help, **{**usual, **facts})})
 
 
 def like(kind: type, name: str, *, default: Any = MISSING, **facts: Any) -> Any:
     """Return a field that reuses an option of another dataclass; ``facts`` override its metadata."""
-    usual = {} if default is MISSING else {"usual": default}
+    usual = {} if default is MISSING else {"default_value": default}
     return field(default=default, metadata={"option": replace(options_of(kind)[name], **{**usual, **facts})})
 
 

@@ -64,7 +64,7 @@ def test_ends_with_table_record_page_and_plot(tmp_path: Path, fake_log: Path) ->
 
 
 @pytest.mark.usefixtures("_fake")
-def test_what_fails_is_shown_exits_1_and_is_tried_again_on_request_alone(tmp_path: Path, fake_log: Path) -> None:
+def test_failed_runs_are_shown_exit_1_and_are_retried_only_on_request(tmp_path: Path, fake_log: Path) -> None:
     plan = write_plan(tmp_path, 'compress = ["uniform:1,8"]\nseed = [0, 1]')
     result = ablate(plan)
     assert result.exit_code == 1
@@ -125,14 +125,14 @@ def test_a_changed_plan_runs_anew_and_leaves_the_old_results_out(tmp_path: Path,
         ("seed = [0]", ["--results", "/nowhere/results.jsonl"], "results cannot be written there"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(tmp_path: Path, matrix: str, options: list[str], message: str) -> None:
+def test_invalid_plans_are_one_line(tmp_path: Path, matrix: str, options: list[str], message: str) -> None:
     result = ablate(write_plan(tmp_path, matrix), *options)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
 
 
-def test_ctrl_c_ends_trainings_keeps_results_and_says_how_to_go_on(tmp_path: Path, fake_log: Path) -> None:
+def test_ctrl_c_ends_runs_keeps_results_and_prints_how_to_resume(tmp_path: Path, fake_log: Path) -> None:
     plan = write_plan(tmp_path, 'compress = ["none", "uniform:3"]')
     results = tmp_path / "results.jsonl"
     code, output = run_script(
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_trainings_keeps_results_and_says_how_to_go_on(tmp_path: Pat
     assert len(results.read_text().splitlines()) == 1
 
 
-def test_a_killed_ablation_takes_trainings_along_and_goes_on_where_it_stopped(tmp_path: Path, fake_log: Path) -> None:
+def test_a_killed_ablation_ends_its_runs_and_resumes(tmp_path: Path, fake_log: Path) -> None:
     plan = write_plan(tmp_path, 'compress = ["none", "fp16", "uniform:3"]')
     options = [*FAKE_ABLATE, str(plan), "--results", str(tmp_path / "results.jsonl")]
     process = subprocess.Popen(

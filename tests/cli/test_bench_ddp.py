@@ -121,7 +121,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message):
     assert message in line
 
 
-def test_torchrun_says_how_many(monkeypatch):
+def test_torchrun_sets_the_number_of_replicas(monkeypatch):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     result = CliRunner().invoke(app, ["bench", "ddp", "--device", "cpu", "--workers", "2"])

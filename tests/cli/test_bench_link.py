@@ -23,7 +23,7 @@ def run(tmp_path, *arguments):
     return result, Record.read(tmp_path / "r.json")
 
 
-def test_sends_every_size_and_codec_and_keeps_what_came_out(tmp_path):
+def test_every_size_and_codec_is_sent_and_recorded(tmp_path):
     files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
     with drawn() as figures:
         result, record = run(tmp_path, "--sizes", "1kB,100kB", "--compress", "uniform:8", "--repeat", "3", *files)
@@ -92,7 +92,7 @@ def test_joins_under_torchrun_and_one_worker_prints(tmp_path):
     assert len(Record.read(tmp_path / "r.json").rows) == 2
 
 
-def test_torchrun_says_how_many_and_over_which_links(monkeypatch):
+def test_torchrun_sets_workers_and_links(monkeypatch):
     for name, value in (("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     for size, options, message in (("3", [], "torchrun has started 3 workers"), ("2", ["--link", "1mbit"], "--link")):

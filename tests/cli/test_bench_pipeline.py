@@ -20,7 +20,7 @@ def run(tmp_path, *arguments):
     return result, Record.read(tmp_path / "r.json")
 
 
-def test_pipelines_beside_data_parallel_and_a_single_process(tmp_path):
+def test_pipelines_data_parallel_and_a_single_process(tmp_path):
     files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
     ways = ["--layout", "linear,client-server", "--schedule", "gpipe,1f1b", "--compress", "none,uniform:8"]
     with drawn() as figures:
@@ -65,7 +65,7 @@ def test_steps_are_timed_when_axes_are_known(tmp_path):
 
 
 @pytest.mark.skipif(missing_for_networks() is not None, reason=f"no {missing_for_networks()} here")
-def test_a_step_over_a_thin_link_takes_its_time(tmp_path):
+def test_a_step_over_a_slow_link_is_slower(tmp_path):
     options = ["--workers", "2", "--parallel", "pipeline", "--compress", "none", "--client-layers", "1,1"]
     _, record = run(tmp_path, *options, "--link", "1mbit")
     (row,) = record.rows

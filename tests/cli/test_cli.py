@@ -48,7 +48,7 @@ def test_help_names_every_option_family_and_content():
         assert word in text
 
 
-def test_an_older_name_is_taken_and_told():
+def test_an_older_name_is_accepted_and_reported():
     result = invoke(*QUICK, "--codecs", "fp16", "--shape", "2,3", "--content", "relu6")
     assert result.exit_code == 0
     assert result.stderr == "thinpipe: --codecs is called --compress now\n"

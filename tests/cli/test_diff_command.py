@@ -116,7 +116,7 @@ def test_keeps_page_and_record(files, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value.split()[0],
 )
-def test_what_cannot_be_compared_is_one_line_and_exit_code_2(test, arguments, message, files, tmp_path, monkeypatch):
+def test_incomparable_records_are_one_line_and_exit_code_2(test, arguments, message, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = json.loads(files[0].read_text())
     Path("text.json").write_text("no record")

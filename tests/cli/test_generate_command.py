@@ -71,7 +71,7 @@ def test_a_server_that_dies_is_one_line(model: Path) -> None:
 
 
 @pytest.mark.timeout(2 * LIMIT_S + 30)
-def test_several_texts_are_told_apart_by_people_and_by_programs(model: Path, tmp_path: Path) -> None:
+def test_several_texts_are_separated_for_people_and_programs(model: Path, tmp_path: Path) -> None:
     """Texts have empty lines themselves, and prompts may have line breaks."""
     prompts = [PROMPT, "the first\nand the last"]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts))

@@ -1,4 +1,4 @@
-"""What --help shows at 80 columns."""
+"""The output of --help at 80 columns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def lines_of(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_texts_have_half_of_the_width_and_break_between_words(verb: str) -> None:
+def test_texts_have_half_of_the_width_and_wrap_at_spaces(verb: str) -> None:
     lines = complete_help_of(verb)
     continued = [line for line in lines if line.startswith(" " * 20)]
     assert continued
@@ -79,7 +79,7 @@ def test_help_of_a_long_command_has_the_common_options_and_names_the_complete_he
     ("group", "verbs"),
     [((), [*(v for v in VERBS if " " not in v), "bench"]), (("bench",), [v.split()[1] for v in VERBS if " " in v])],
 )
-def test_a_group_lists_its_verbs_with_whole_summaries(group: tuple[str, ...], verbs: list[str]) -> None:
+def test_a_group_lists_its_verbs_with_complete_summaries(group: tuple[str, ...], verbs: list[str]) -> None:
     lines = help_of(*group)
     text = " ".join(" ".join(lines).split())
     for verb in verbs:

@@ -60,7 +60,7 @@ def test_two_processes_measure_together_and_worker_0_reports(
         ("ddp", ["--rank", "2", "--master", "127.0.0.1:1", "--workers", "2"], "from 0 to 1 with 2 workers; got 2"),
     ],
 )
-def test_what_is_missing_is_one_line(name: str, options: list[str], message: str) -> None:
+def test_missing_options_are_one_line(name: str, options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", name, *options])
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.preloaded import Program
 from tests.train.tasks.written import write_language_model
-from tests.train.toy import Ears, run_toy
+from tests.train.toy import Recorder, run_toy
 from thinpipe import __main__
 from thinpipe.cli import app as cli
 from thinpipe.comm import addresses
@@ -61,7 +61,7 @@ def processes_of(path: Path) -> list[str]:
     return found
 
 
-def train_here(group) -> Ears:
+def train_here(group) -> Recorder:
     """The same run on two workers of one machine; what its client heard."""
     options = {"samples": 64, "batch_size": 32, "chunks": 2, "epochs": 1, "image_size": 16, "threads": 1}
     return run_toy(group, task("digits"), **options)
@@ -153,7 +153,7 @@ def test_replicas_read_the_same_data_wherever_it_is(machines: list[Path]) -> Non
 
 @pytest.mark.timeout(2 * LIMIT_S + 60)
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_a_server_started_by_hand_reports_what_it_joined_what_it_holds_and_the_end(host, tmp_path):
+def test_a_server_started_by_hand_reports_run_units_and_end(host, tmp_path):
     if host == "[::1]" and "::1" not in addresses._ipv6_of("lo"):
         pytest.skip("no IPv6 here")
     master = f"{host}:{free_port()}"
@@ -183,7 +183,7 @@ def test_an_address_at_which_worker_0_cannot_listen_is_one_line(verb, problem, t
     assert line.endswith("Name an address of this machine and a free port")
 
 
-def test_torchs_warnings_about_reverse_dns_are_off_unless_asked_for(monkeypatch):
+def test_torchs_warnings_about_reverse_dns_are_off_by_default(monkeypatch):
     def end(code):
         raise SystemExit(code)
 

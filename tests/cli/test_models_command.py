@@ -37,7 +37,7 @@ def test_the_list_has_every_type_of_a_kind() -> None:
     assert "causal" not in text
 
 
-def test_verifying_shows_what_is_not_exact_and_keeps_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verifying_shows_inexact_types_and_records_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verified_as("refused", monkeypatch)
     file, page = tmp_path / "record.json", tmp_path / "page.md"
     words = ("--verify", "--kind", "causal", "--type", "llama", "--type", "gpt2")

@@ -17,7 +17,7 @@ from thinpipe.lab.records.record import Record
 
 
 def on_terminal(width, monkeypatch, parallel="pipeline"):
-    """What a terminal of that width was sent, and that without its control sequences."""
+    """Return the bytes sent to a terminal of that width, and the same without control sequences."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=50, force_terminal=True, highlight=False, legacy_windows=False)
     monkeypatch.setattr("thinpipe.cli.run_terminal.Console", lambda **_: console)
@@ -48,7 +48,7 @@ def test_a_pipe_gets_few_lines_between_epochs(capsys):
     assert "  step " not in capsys.readouterr().out
 
 
-def test_steps_are_counted_to_where_the_run_was_told_to_stop(capsys):
+def test_steps_are_counted_to_the_requested_last_one(capsys):
     terminal = Terminal(line_every_s=0)
     terminal.planned(replace(make_plan(), last_step=4))
     terminal.stepped(make_step(1))
@@ -93,7 +93,7 @@ def test_a_killed_client_leaves_the_cursor(monkeypatch):
         terminal.failed(KeyboardInterrupt())
 
 
-def test_what_a_user_should_know_and_saves_that_failed_go_to_stderr(capsys):
+def test_notices_and_failed_saves_go_to_stderr(capsys):
     terminal = Terminal()
     terminal.noticed("step 8 is damaged")  # before there is a plan
     terminal.planned(make_plan())
@@ -107,7 +107,7 @@ def test_what_a_user_should_know_and_saves_that_failed_go_to_stderr(capsys):
     ]
 
 
-def test_a_failed_run_says_where_it_got_to(capsys):
+def test_a_failed_run_reports_its_last_step(capsys):
     terminal = Terminal()
     terminal.planned(make_plan())
     terminal.stepped(make_step(5))
@@ -119,7 +119,7 @@ def test_durations():
     assert [duration(seconds) for seconds in (0, 65.4, 7384)] == ["0:00", "1:05", "2:03:04"]
 
 
-def test_nobody_reading_the_pipe_ends_the_terminal_and_not_the_run(tmp_path):
+def test_a_closed_pipe_ends_the_output_and_not_the_run(tmp_path):
     path = tmp_path / "r.json"
     program = (
         "from tests.lab.runs.made_run import play\n"

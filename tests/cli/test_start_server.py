@@ -1,4 +1,4 @@
-"""What is imported ahead for the workers of a verb, guessed from its arguments."""
+"""Modules preloaded for the workers of a verb, guessed from its arguments."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ EVALUATION, GENERATION = "thinpipe.train.evaluation", "thinpipe.train.generation
         ("generate --adapter folder", (GENERATION, CPU, "peft", "transformers"), None),
     ],
 )
-def test_workers_find_imported_what_they_need(
+def test_workers_find_their_modules_imported(
     command: str, modules: tuple[str, ...], task: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -41,19 +41,19 @@ def test_workers_find_imported_what_they_need(
     "command",
     ["train --help", "train --help-all", "train --rank 1 --master a:1", "train --rank=1", "diff a b", "models"],
 )
-def test_nothing_starts_where_no_worker_will(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_preloaded_without_workers(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "import_ahead", None)
     verb, *arguments = command.split()
     cli.start_server(verb, arguments)
 
 
-def test_nothing_starts_where_this_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_preloaded_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "import_ahead", None)
     monkeypatch.setenv("RANK", "0")
     cli.start_server("train", [])
 
 
-def test_the_server_imports_what_a_task_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_imports_the_modules_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[str] = []
     monkeypatch.setattr(importlib, "import_module", imported.append)
     monkeypatch.setenv("THINPIPE_TASK", "digits")

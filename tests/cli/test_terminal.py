@@ -18,9 +18,7 @@ RECORD = Record(
 )
 
 
-def test_what_can_be_written_is_and_the_record_that_cannot_goes_to_stdout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_record_goes_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone, page = tmp_path / "gone" / "r.json", tmp_path / "r.md"
     with pytest.raises(typer.Exit) as ended:
         Outputs(json=gone, markdown=page).save(RECORD, [], "title")
@@ -60,7 +58,7 @@ def test_a_page_and_a_plot_that_cannot_be_written_are_one_line(
         (Interrupted(signal.SIGTERM), "ended by SIGTERM", 143),  # a worker that was started elsewhere
     ],
 )
-def test_a_verb_whose_workers_were_ended_says_by_which_signal(
+def test_the_signal_that_ended_workers_is_reported(
     raised: BaseException, words: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @takes(panels=())

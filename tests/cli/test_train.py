@@ -64,7 +64,7 @@ def test_a_pipeline_leaves_table_record_curves_trace_model_and_a_checkpoint(firs
     assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in exported.items())
 
 
-def test_a_run_goes_on_from_its_checkpoint_over_another_link(first_run: tuple[Path, str]) -> None:
+def test_a_run_resumes_over_another_link(first_run: tuple[Path, str]) -> None:
     saved, path = first_run[0] / "saved", first_run[0] / "rest.json"
     code, output = thinpipe("--resume", str(saved), "--lr", "0.001", "--epochs", "3")
     assert code == 2
@@ -106,14 +106,14 @@ def test_replicas_and_a_single_process_train(tmp_path: Path, parallel: str) -> N
     assert (row["parallel"], row["steps"]) == (parallel, 2)
 
 
-def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
-    ears = run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
-    assert ears.end is not None
+def test_a_complete_run_reports_its_result(tmp_path: Path) -> None:
+    recorder = run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
+    assert recorder.end is not None
     code, output = thinpipe("--resume", str(tmp_path))
     assert code == 0
     assert "this run is complete" in output
-    assert f"accuracy {ears.end.metric:.1%}" in output
-    assert ears.end.parameters_sha256 in output
+    assert f"accuracy {recorder.end.metric:.1%}" in output
+    assert recorder.end.parameters_sha256 in output
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_complete_run_says_so_with_its_result(tmp_path: Path) -> None:
         (["--log", "/proc/nowhere"], "--log needs a directory"),
     ],
 )
-def test_what_cannot_be_is_one_line_before_workers_start(
+def test_invalid_options_are_one_line_before_workers_start(
     options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "run_workers", lambda *args, **kwargs: pytest.fail("workers were started"))
@@ -158,7 +158,7 @@ def test_what_cannot_be_is_one_line_before_workers_start(
     assert output.startswith("thinpipe: ")
 
 
-def test_links_of_torchruns_workers_are_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_of_torchruns_workers_are_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
     code, output = thinpipe("--link", "10mbit")

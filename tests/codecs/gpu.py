@@ -59,5 +59,5 @@ def decoded(spec: str, wire: Tensor, like: Tensor, kernels: Kernels = cuda) -> T
 
 
 def receiving(x: Tensor) -> Tensor:
-    """What to decode into: the interpreter cuts off what bfloat16 has no room for, where a GPU rounds."""
+    """Return dtypes to decode into: the interpreter truncates to bfloat16, where a GPU rounds."""
     return x if ON_GPU or x.dtype != torch.bfloat16 else x.float()

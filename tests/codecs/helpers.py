@@ -1,4 +1,4 @@
-"""What several codec tests share: round trips and the specs that stand for every family."""
+"""Shared helpers of codec tests: round trips, and specs of every family."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_on_a_full_disk_a_loop_runs_all_the_same(monkeypatch: pytest.MonkeyPatch
     assert refused
 
 
-def test_what_two_processes_compile_at_once_is_both_kept(tmp_path: Path) -> None:
+def test_two_processes_that_compile_at_once_keep_both_results(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
 
     def start(*types: str) -> subprocess.Popen[str]:

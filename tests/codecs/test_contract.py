@@ -1,4 +1,4 @@
-"""What every codec promises, for every family, dtype and shape."""
+"""The guarantees of every codec, for every family, dtype and shape."""
 
 import copy
 import pickle
@@ -147,7 +147,7 @@ def test_float64_beyond_float32_is_not_hidden(spec):
 
 
 @pytest.mark.parametrize("spec", ["none", "sort:6+2"])
-def test_wrong_sizes_are_errors_that_say_so(spec):
+def test_wrong_sizes_are_errors_with_both_sizes(spec):
     codec = thinpipe.codec(spec)
     x = torch.randn(40, 60)
     wire = codec.encode(x)

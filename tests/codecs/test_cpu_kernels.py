@@ -55,7 +55,7 @@ def test_values_in_order_need_no_wider_brackets(monkeypatch, direction):
 
 
 @pytest.mark.parametrize(("room", "kept"), [(101, 100), (100, -1), (3, -1)])
-def test_keys_are_kept_only_where_there_is_room(room, kept):
+def test_keys_are_kept_only_within_capacity(room, kept):
     """One place more than there are keys; where there is not, nothing behind the last place is written."""
     memory = np.full(130, 12345, np.int32)
     everything = np.array([[order.LOWEST, order.HIGHEST]], np.int32)
@@ -189,7 +189,7 @@ def test_encoding_needs_less_than_a_quarter_of_the_tensor():
     assert {spec: peak for spec, peak in peaks.items() if peak >= 0.25} == {}
 
 
-def test_loops_compile_where_nothing_can_be_kept():
+def test_loops_compile_without_a_writable_cache():
     """No folder can be written to, neither the package's nor the user's."""
     code = """
 import tempfile

@@ -66,7 +66,7 @@ def test_a_codebook_with_zero(bits: int) -> None:
     assert squared_error(spec, x) <= 1.02 * squared_error(spec, x, cpu)
 
 
-def test_a_codebook_with_room_for_zero_gives_up_nothing() -> None:
+def test_a_codebook_with_an_unused_entry_for_zero_loses_nothing() -> None:
     x = torch.tensor([-0.5, 1.0])[torch.arange(3000) % 2]
     assert torch.equal(decoded("kmeans:2+zero", encoded("kmeans:2+zero", x), x), x)
 
@@ -303,7 +303,7 @@ def test_odd_tensors(spec: str, kind: str) -> None:
         ("kmeans:4", -torch.inf),
     ],
 )
-def test_what_is_not_finite_shows(spec: str, value: float) -> None:
+def test_non_finite_values_are_visible(spec: str, value: float) -> None:
     x = content("laplace", (4000,))
     x[1234] = value
     assert decoded(spec, encoded(spec, x), x).isnan().all()

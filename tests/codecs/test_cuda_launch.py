@@ -1,4 +1,4 @@
-"""What compiles GPU kernels and launches them, without a GPU as on one."""
+"""Compilation and launch of GPU kernels, without a GPU as on one."""
 
 from __future__ import annotations
 

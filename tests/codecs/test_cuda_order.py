@@ -68,7 +68,7 @@ def test_zeros_of_both_signs_are_one_value(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @in_the_interpreter
-def test_a_cut_next_to_the_greatest_value_is_found_among_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_next_to_the_maximum_is_found_among_kept_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bracket has no upper end, and what fills up the last span is not kept with it."""
     monkeypatch.setattr(cuda.select, "open_all", None)
     x = content("laplace", (9000,))
@@ -76,7 +76,7 @@ def test_a_cut_next_to_the_greatest_value_is_found_among_what_is_kept(monkeypatc
 
 
 @in_the_interpreter
-def test_a_least_value_that_many_share_takes_the_read_with_few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frequent_minimum_needs_few_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a ReLU: its bracket begins with that value."""
     reading = sys.modules["thinpipe.codecs.kernels.cuda.counting"]
     spans, count = [], reading._count_few
@@ -87,7 +87,7 @@ def test_a_least_value_that_many_share_takes_the_read_with_few_thresholds(monkey
 
 
 @in_the_interpreter
-def test_without_room_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_capacity_everything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = watch_searching_everything(monkeypatch)
     monkeypatch.setattr(cuda.rank_search, "slots_per_column", lambda n, programs, cuts: cuda.counting.EACH.value)
     x = content("laplace", (20_000,))

@@ -124,7 +124,7 @@ def test_means_of_channels_cost_nothing():
         assert lost < 1.03 * distortion(4)
 
 
-def test_means_are_sent_where_channels_have_many_values():
+def test_means_are_sent_for_channels_with_many_values():
     assert [channels_of(torch.Size(shape)) for shape in [(), (1000,), (127, 8), (128, 8), (4, 32, 8), (4, 31, 8)]] == [
         *((0, 1), (0, 1), (0, 1), (8, 1), (8, 1), (0, 1))
     ]
@@ -136,7 +136,7 @@ def test_means_are_sent_where_channels_have_many_values():
 
 
 def test_a_mean_is_one_of_512_values():
-    """Of 1024 values every other one: the rest does not change what is sent as mean."""
+    """Every other one of 1024 values is sampled: the rest does not change the mean that is sent."""
     x = normal((1024, 3))
     x[1::2] += 100
     means = thinpipe.codec("gauss:8").encode(x)[:6].clone().view(torch.bfloat16).float()
@@ -167,7 +167,7 @@ def test_no_two_messages_have_the_same_errors():
 
 @pytest.mark.parametrize("bits", ["1", "2", "3/64", "4", "2+coded"])
 def test_unbiased_errors_average_out(bits):
-    """Of one gradient that many samples have, some with the other sign: it comes back, as large as it was."""
+    """One gradient of many samples, some with the other sign, is decoded with its magnitude."""
     row, spec, least = normal((256,)), f"gauss:{bits}+unbiased", f"gauss:{bits}"
     sizes = torch.linspace(0.5, 2, 200).view(-1, 1) * torch.tensor([[1.0], [-1.0]]).repeat(100, 1)
     x = sizes * row
@@ -179,7 +179,7 @@ def test_unbiased_errors_average_out(bits):
     assert relative_error(least, x) < single
 
 
-def test_a_spike_is_right_where_sums_are_largest():
+def test_a_spike_is_exact_at_the_largest_sums():
     """Every component of its block is as large as the largest: four thousand of them at the last level."""
     x = torch.zeros(4096)
     x[5] = 1.9999
@@ -189,7 +189,7 @@ def test_a_spike_is_right_where_sums_are_largest():
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("spec", ["gauss:2/64", "gauss:4/64"])
-def test_what_is_not_finite_spoils_its_block_alone(spec, bad):
+def test_non_finite_values_affect_only_their_block(spec, bad):
     x = normal((160, 4))
     x[50, 1] = bad
     expected = torch.zeros(10, 64, dtype=torch.bool)
@@ -213,7 +213,7 @@ def test_codes_have_a_sign_and_a_magnitude():
         assert chosen[0] > 0
 
 
-def test_fewer_bytes_and_less_error_than_tiles_and_codebooks_where_channels_differ():
+def test_fewer_bytes_and_less_error_than_tiles_and_codebooks_for_unequal_channels():
     """Hidden states with means and outliers: rotated tiles and codebooks send as much and lose several times more."""
     x = content("outliers", (8, 128, 768)) + 3 * normal((768,), 1)
     for bits in (2, 4):

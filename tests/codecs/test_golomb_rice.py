@@ -47,8 +47,8 @@ def test_forms_fill_their_size() -> None:
 
 
 @pytest.mark.parametrize("size", forms())
-def test_each_size_loses_what_it_is_chosen_by(size: int) -> None:
-    """Of normal values, with scales that are unbiased."""
+def test_each_size_has_the_error_it_is_chosen_by(size: int) -> None:
+    """Return the error of normal values, with unbiased scales."""
     _, blocks = rotated(rows(torch.ones(400)), CODED_BLOCK, 0, 1, 0)
     magnitudes, _ = reference._magnitudes(blocks, torch.full((400,), size, dtype=torch.int32))
     levels = (2 * magnitudes + 1) * blocks.rows.sign()
@@ -106,7 +106,7 @@ def test_reference_and_cpu_allot_the_same_sizes() -> None:
 @pytest.mark.parametrize("option", ["", "+unbiased"])
 @pytest.mark.parametrize("bits", [3, 4, 5])
 def test_less_is_lost_than_by_levels_of_as_many_bits(bits: int, option: str) -> None:
-    """Of blocks that are alike as well. The wire is 0.03 bits larger, which is worth a 24th of the error."""
+    """The same for equal blocks. The wire is 0.03 bits larger, which is worth a 24th of the error."""
     alike = rows(torch.ones(400))
     assert lost(f"gauss:{bits}+coded{option}", alike) < 0.78 * lost(f"gauss:{bits}{option}", alike)
     assert lost(f"gauss:{bits}+coded{option}", unlike(400)) < 0.25 * lost(f"gauss:{bits}{option}", unlike(400))

@@ -52,7 +52,7 @@ def test_every_range_of_every_type(dtype):
                 assert there_and_back(x) == min(needed, most_integer_bytes(x.nbytes)), (bits, low, count)
 
 
-def test_what_a_mask_costs():
+def test_bytes_of_a_mask():
     mask = torch.ones(8, 512, dtype=torch.int64)
     assert there_and_back(mask) == 9
     assert there_and_back(mask.bool()) == 2

@@ -39,7 +39,7 @@ def test_wire_is_the_two_factors():
 
 @pytest.mark.parametrize("shape", [(100,), (32, 7, 7), (3, 1, 50), ()], ids=str)
 @pytest.mark.parametrize("name", ["svd", "power"])
-def test_where_factors_would_not_be_smaller_values_travel(name, shape):
+def test_values_are_sent_if_factors_are_not_smaller(name, shape):
     x = torch.randn(shape)
     assert thinpipe.codec(f"{name}:4").wire_bytes(shape, torch.float32) == 4 * x.numel()
     assert torch.equal(round_trip(f"{name}:4", x), x)

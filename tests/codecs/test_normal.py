@@ -47,7 +47,7 @@ def test_every_level_is_the_mean_of_its_cell(bits):
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_distortion_is_what_a_sample_loses(bits):
+def test_distortion_is_the_error_of_a_sample(bits):
     x = torch.randn(200_000, generator=torch.Generator().manual_seed(bits), dtype=torch.float64)
     codes = torch.bucketize(x, torch.tensor(boundaries(bits), dtype=torch.float64), right=True)
     lost = (x - torch.tensor(levels(bits), dtype=torch.float64)[codes]).square().mean()

@@ -170,7 +170,7 @@ def test_constants_are_near_and_bfloat16_ones_exact(spec, value):
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("spec", ["tile:4/64", "tile:4/64+zero", "tile:4/64+rot", "tile:4/64+sr"])
-def test_what_is_not_finite_spoils_its_tile_alone(spec, bad):
+def test_non_finite_values_affect_only_their_tile(spec, bad):
     x = torch.randn(640)
     x[200] = bad
     expected = torch.zeros(10, 64, dtype=torch.bool)
@@ -191,7 +191,7 @@ def test_zeros_stay_zeros(spec, kind):
 
 
 def test_without_the_option_zeros_of_gradients_are_lost():
-    """What +zero is for."""
+    """Zeros of gradients decode to zero."""
     x = content("laplace", (64, 1024))
     x[:, ::2] = 0
     assert round_trip("tile:4", x)[x == 0].ne(0).any()
@@ -217,12 +217,12 @@ def test_stochastic_rounding_has_no_bias(spec):
 
 @pytest.mark.parametrize("spec", ["tile:2", "tile:1", "tile:2+zero"])
 def test_rounding_to_the_nearest_has_one(spec):
-    """What +sr is for: a value a third of the way between two levels is always the lower one."""
+    """Without +sr a value at a third between two levels is always rounded to the lower one."""
     x = torch.tensor([0.0, 3.0, -1.5, *[1 / 3] * 253])
     assert abs((round_trip(spec, x) - x)[3:].mean()) > 0.1
 
 
-def test_keys_change_what_is_drawn_and_nothing_else():
+def test_keys_change_only_the_rounding():
     x = torch.randn(100, 100)
     for spec in TILES:
         codec = thinpipe.codec(spec)
@@ -233,7 +233,7 @@ def test_keys_change_what_is_drawn_and_nothing_else():
         assert all(torch.equal(wire, wires[0]) is not codec.sr for wire in wires[1:3])
 
 
-def test_stochastic_rounding_goes_to_one_of_two_neighbours():
+def test_stochastic_rounding_selects_one_of_two_neighbours():
     x = torch.randn(5000)
     for spec in ("tile:3+sr", "tile:3+sr+zero"):
         off = (round_trip(spec, x).double() - x.double()).abs()

@@ -48,7 +48,7 @@ def test_wire_equals_the_literal_one(fraction, count, dtype):
 
 @pytest.mark.parametrize("spec", ["topk:0.1", "topk:0.01"])
 def test_nan_counts_as_infinity(spec):
-    """Of more of them than are kept the first ones are, whichever they are."""
+    """If more are equal than are kept, the first ones are kept."""
     x = torch.randn(30_000)
     x[1000:6000] = torch.tensor([torch.nan, torch.inf, -torch.inf, -torch.nan, 1.0]).repeat(1000)
     ours, literal = (thinpipe.codec(spec, kernels=kernels) for kernels in ("auto", "reference"))

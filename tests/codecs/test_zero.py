@@ -92,7 +92,7 @@ def test_only_the_encoder_knows(spec):
 @pytest.mark.parametrize(
     ("spec", "least"), [("uniform:4", 0.0), ("sort:3+1", 0.0), ("uniform:4", 1.0), ("sort:3+1", 1.0), ("kmeans:4", 1.0)]
 )
-def test_where_zero_is_an_end_or_outside_nothing_changes(spec, least):
+def test_zero_at_an_end_or_out_of_range_changes_nothing(spec, least):
     x = content("laplace", (5000,)).abs() + least
     x[0] = least
     assert torch.equal(thinpipe.codec(f"{spec}+zero").encode(x), thinpipe.codec(spec).encode(x))
@@ -114,6 +114,6 @@ def test_a_codebook_gives_up_the_value_nearest_zero(kernels):
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("values", [[-0.5, 1.0], [-1.0, 0.5, 1.0]], ids=str)
-def test_a_codebook_with_room_gives_up_nothing(values, kernels):
+def test_a_codebook_with_an_unused_entry_loses_nothing(values, kernels):
     x = torch.tensor(values)[torch.randint(0, len(values), (5000,))]
     assert torch.equal(round_trip("kmeans:2+zero", x, kernels), x)

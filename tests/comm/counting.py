@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _world
 
-from tests.train.toy import Ears, ToyTask, settings_for
+from tests.train.toy import Recorder, ToyTask, settings_for
 from thinpipe.comm.backend import Capabilities, new_group, register_backend
 from thinpipe.train.engines.world import World, join_world
 from thinpipe.train.evaluation import evaluate_on_worker
@@ -84,7 +84,7 @@ register_backend(
 
 @dataclass(frozen=True)
 class Counted:
-    """What one worker saw of a training run, an evaluation and a generation."""
+    """The observations of one worker in a training run, an evaluation and a generation."""
 
     rank: int
     result: Any  # of the client: the hash of the parameters, the loss, the tokens
@@ -108,10 +108,10 @@ def run_counted(folder: Path) -> Counted:
 
 
 def _train(world: World, folder: Path) -> str:
-    ears = Ears()
+    recorder = Recorder()
     running = RunOptions(save=folder / "run" / str(world.worker), save_local=True)
-    train(ToyTask(), settings_for(ToyTask(), None, workers=2), running, world, lambda: ears)
-    return ears.end.parameters_sha256 if ears.end else ""
+    train(ToyTask(), settings_for(ToyTask(), None, workers=2), running, world, lambda: recorder)
+    return recorder.end.parameters_sha256 if recorder.end else ""
 
 
 def _evaluate(world: World, folder: Path) -> float:

@@ -188,7 +188,7 @@ def test_a_spinning_thread_of_a_waiting_worker_is_no_progress() -> None:
     assert Activity().status()["cpu_s"] - before < 0.1
 
 
-def test_what_the_worker_computes_is() -> None:
+def test_the_heartbeat_reports_the_activity() -> None:
     before = Activity().status()["cpu_s"]
     until = time.thread_time() + 0.2
     while time.thread_time() < until:
@@ -253,7 +253,7 @@ def test_a_cause_is_sent_completely_to_a_peer_that_has_not_read_for_long() -> No
     client.control.close()
 
 
-def test_what_waits_for_a_peer_that_reads_nothing_does_not_grow() -> None:
+def test_the_queue_of_a_peer_that_does_not_read_is_bounded() -> None:
     mine, _theirs = socket.socketpair()
     mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     peer = control.Peer(mine)

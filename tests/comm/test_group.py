@@ -49,7 +49,7 @@ def await_sum(process_group: Any) -> None:
 
 
 def with_changed_bytes(group: Any, sum_up: Callable[[Any], None], position: int) -> str:
-    """What worker 0 finds when a byte of worker 1's message arrives changed."""
+    """Return the error on worker 0 if a byte of worker 1's message is changed."""
     gather, send = dist.all_gather, dist.isend
 
     def changed(parts: list[torch.Tensor], message: torch.Tensor, **options: Any) -> None:
@@ -102,7 +102,7 @@ def with_oversized_message(process_group: Any) -> str:
     return "accepted"
 
 
-def test_nobody_can_make_others_allocate_without_bounds(pool: Pool) -> None:
+def test_allocations_for_peers_are_bounded(pool: Pool) -> None:
     assert "worker 1 announced 1099511627776 bytes" in pool.run(with_oversized_message, 2)[0]
     with pytest.raises(ValueError, match="at most"):
         Group.of(None).gather("x" * (LARGEST + 1))

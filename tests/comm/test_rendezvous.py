@@ -68,7 +68,7 @@ def test_strangers_are_not_let_in() -> None:
     assert list(found[0]) == [1]
 
 
-def test_who_is_missing_is_named_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_worker_is_reported_and_then_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "WARN_S", 0.3)
     lines: list[str] = []
     with pytest.raises(LinkError, match=r"1 of 3 workers are here, workers 1, 2 have not come, 1 s after the start"):
@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_an_error_with_a_remedy() -> None:
     assert caught.value.code == 2
 
 
-def test_the_port_is_closed_once_all_are_connected_and_the_store_goes_on() -> None:
+def test_the_port_is_closed_after_connecting_and_the_store_remains() -> None:
     port = free_port()
     master = make_store(0, 2, LOOPBACK, port, patience())
     other = make_store(1, 2, LOOPBACK, port, patience()).store
@@ -114,7 +114,7 @@ def test_the_port_is_closed_once_all_are_connected_and_the_store_goes_on() -> No
 
 
 @pytest.mark.parametrize("length", [100, 8 << 30])
-def test_half_a_message_of_a_stranger_holds_up_nobody(length: int) -> None:
+def test_half_a_message_of_a_stranger_delays_no_worker(length: int) -> None:
     port = free_port()
     master = make_store(0, 2, LOOPBACK, port, patience())
     with socket.create_connection((LOOPBACK, port), 5) as stranger:

@@ -1,4 +1,4 @@
-"""What one replica does in the tests of the hook."""
+"""The part of one replica in the tests of the hook."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def decodes(group: Any, error_feedback: bool) -> int:
 
 
 def refuse(group: Any, change: dict[str, Any]) -> str:
-    """What is said to a state that does not belong here."""
+    """Return the error for the state of another model."""
     model, state = wrapped(group, "uniform:8")
     assert state is not None
     backward(model, 0, group.rank())
@@ -133,7 +133,7 @@ def refuse(group: Any, change: dict[str, Any]) -> str:
 
 
 def overflow(group: Any) -> tuple[bool, bool]:
-    """Whether all see an infinite gradient of one replica, and whether the next step is finite again."""
+    """Return whether all replicas see an infinite gradient of one, and whether the next step is finite."""
     model, _ = wrapped(group, "uniform:8")
     x = torch.ones(4, 24)
     x[0, 0] = torch.inf if group.rank() == 1 else 1.0
@@ -144,7 +144,7 @@ def overflow(group: Any) -> tuple[bool, bool]:
 
 
 def threads_at_the_end(group: Any) -> list[str]:
-    """What gloo's threads do when a program that has used the hook would end."""
+    """Return the states of gloo's threads at the end of a program that has used the hook."""
     model, _ = wrapped(group, "uniform:8")
     backward(model, 0, group.rank())
     ddp._let_go()
@@ -152,7 +152,7 @@ def threads_at_the_end(group: Any) -> list[str]:
 
 
 def without_a_peer(group: Any) -> str:
-    """What DDP says when an exchange fails, as it does when another replica is gone."""
+    """Return DDP's error if an exchange fails because another replica is gone."""
     model, _ = wrapped(group, "uniform:8")
     failed: torch.futures.Future[Any] = torch.futures.Future()
     failed.set_exception(RuntimeError("Connection closed by peer"))

@@ -49,7 +49,7 @@ def test_half_precision_gradients_stay_close(pool, dtype):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_is_lost_is_owed_and_nothing_else(pool, spec):
+def test_error_feedback_is_exactly_the_compression_error(pool, spec):
     for results in pool.run(feed_back, 2, spec, 5):
         for name, (out, right, owed) in results.items():
             torch.testing.assert_close(out + owed, right, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

@@ -20,7 +20,7 @@ _KEPT_BY_TORCH = ("torchinductor_", "torchelastic_")
 
 
 def causes(machine: Machine) -> list[str]:
-    """What a command says about why it ended: lines that begin with its name, with those that follow each."""
+    """Return the final messages of a command: lines that begin with its name, with those that follow each."""
     parts = re.split(r"^(?=thinpipe: )", machine.stderr(), flags=re.MULTILINE)
     return [" ".join(part.split()) for part in parts if part.startswith("thinpipe: ") and not _NOTES.match(part)]
 
@@ -66,7 +66,7 @@ def check_left(run: Run, result: Result) -> None:
 
 
 def check_clean(run: Run, result: Result) -> None:
-    """What is on disk and in the kernel after the run was taken up again, or needed not be."""
+    """Check disk and kernel after the run was resumed, if it had to be."""
     if left := namespaces_of([machine.pid for machine in run.machines]):
         result.blame("other", f"namespaces left: {', '.join(left)}")
     if left := sorted(path.name for path in run.tmp.iterdir() if not path.name.startswith(_KEPT_BY_TORCH)):

@@ -1,4 +1,4 @@
-"""What must come of a fault, and what did."""
+"""The expected and the actual outcome of a fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END_S = 20.0  # a machine that is told to end, or whose neighbour died, has ende
 
 @dataclass(frozen=True)
 class Expected:
-    """What must come of a fault. A run that was over before the fault came must have ended well."""
+    """The expected outcome of a fault. A run that ended before the fault must have succeeded."""
 
     goes_on: GoesOn  # whether the run reaches its end all the same
     codes: frozenset[int] = frozenset()  # exit codes where it does not
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass
 class Result:
-    """What came of one case."""
+    """The outcome of one case."""
 
     seed: int
     kind: str

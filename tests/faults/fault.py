@@ -21,7 +21,7 @@ class Impossible(Exception):
 
 
 class Missed(Exception):
-    """What the fault was to strike is not there any more."""
+    """The target of the fault does not exist any more."""
 
 
 @dataclass(frozen=True, kw_only=True)

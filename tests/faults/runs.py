@@ -28,7 +28,7 @@ How = Literal["launcher", "machines", "torchrun"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What the end of a run depends on, so one undisturbed run speaks for all with the same setting."""
+    """The settings that determine the end of a run: one undisturbed run is the reference for all with the same."""
 
     workers: int
     codec: str
@@ -77,7 +77,7 @@ class Machine:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it before it took that into its own hands, so that it could say nothing."""
+        """Return True if a signal ended it before it installed its handlers."""
         return self.process.returncode is not None and self.process.returncode < 0
 
     def processes(self) -> list[Process]:
@@ -175,7 +175,7 @@ class Run:
         return all(machine.is_over for machine in self.machines)
 
     def wait(self, limit_s: float) -> bool:
-        """Whether every machine has ended within a time."""
+        """Return True if every machine ends within a time."""
         until = time.monotonic() + limit_s
         while not self.is_over and time.monotonic() < until:
             time.sleep(0.05)
@@ -202,7 +202,7 @@ class Run:
         return [process for machine in self.machines for process in machine.processes()]
 
     def steps(self) -> list[int]:
-        """Of which steps there are complete checkpoints."""
+        """Return the steps with complete checkpoints."""
         return checkpoint_steps(self.saved)
 
 

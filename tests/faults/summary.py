@@ -1,4 +1,4 @@
-"""What many cases came to, as a table."""
+"""A table of the outcomes of many cases."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_run_that_was_over_before_must_have_ended_well(tmp_path: Path) -> None
     assert problems(ended(tmp_path / "bad", 1, CAUSE), expected, struck=False) != []
 
 
-def test_what_is_left_behind_is_found(tmp_path: Path) -> None:
+def test_leftovers_are_found(tmp_path: Path) -> None:
     run, result = ended(tmp_path, 0, ""), Result(0, "signal", "")
     (run.tmp / "thinpipe-1").mkdir()
     (run.saved / "step-00000003.partial").mkdir(parents=True)
@@ -113,6 +113,6 @@ def test_processes_that_outlive_their_command_are_found_and_ended(tmp_path: Path
     assert run.left(5.0) == []
 
 
-def test_the_command_says_how_it_is_used() -> None:
+def test_the_command_has_help() -> None:
     done = subprocess.run([sys.executable, "-m", "tests.faults", "--help"], capture_output=True, text=True, check=True)
     assert all(option in done.stdout for option in ("--count", "--seed", "--only", "--jobs", "--table", "--case"))

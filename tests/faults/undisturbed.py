@@ -26,7 +26,7 @@ class Undisturbed:
         self._lock = threading.Lock()
 
     def sha256(self, setting: Setting) -> str:
-        """Of the parameters at the end."""
+        """Return the hash of the parameters at the end."""
         return final_sha256(self._folder(setting) / "end")
 
     def checkpoints(self, setting: Setting, target: Path) -> None:

@@ -79,7 +79,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 @ENDING
-def test_a_server_that_imports_ends_without_a_word(number: signal.Signals) -> None:
+def test_a_server_that_imports_ends_silently(number: signal.Signals) -> None:
     with start(SERVER) as server:
         assert line_of(server) == "there"
         server.send_signal(number)
@@ -87,7 +87,7 @@ def test_a_server_that_imports_ends_without_a_word(number: signal.Signals) -> No
     assert server.returncode == 128 + number
 
 
-def test_a_server_ignores_what_the_user_wants_ignored() -> None:
+def test_a_server_keeps_ignored_signals_ignored() -> None:
     ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
     with start(ignoring + SERVER) as server:
         assert line_of(server) == "there"
@@ -97,7 +97,7 @@ def test_a_server_ignores_what_the_user_wants_ignored() -> None:
 
 
 @ENDING
-def test_a_worker_that_is_not_ready_ends_and_its_server_tells(number: signal.Signals) -> None:
+def test_a_worker_that_is_not_ready_ends_and_its_server_reports_it(number: signal.Signals) -> None:
     with start(WORKER) as server:
         assert [line_of(server), line_of(server)] == ["there", "forked"]
         os.killpg(server.pid, number)
@@ -106,7 +106,7 @@ def test_a_worker_that_is_not_ready_ends_and_its_server_tells(number: signal.Sig
 
 
 @ENDING
-def test_a_server_whose_interpreter_starts_ends_without_a_word(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_whose_interpreter_starts_ends_silently(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(CUSTOM)
     held = tmp_path / "held"
     os.mkfifo(held)

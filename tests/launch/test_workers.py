@@ -90,7 +90,7 @@ def test_nothing_listens_beyond_loopback() -> None:
         del os.environ["GLOO_SOCKET_IFNAME"]
 
 
-def test_asks_how_many_workers() -> None:
+def test_a_missing_number_of_workers_is_an_error() -> None:
     with pytest.raises(ValueError, match="the number of workers is 1 or more, got None"):
         run_workers(rank_and_size, 10)
 

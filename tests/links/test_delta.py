@@ -171,7 +171,7 @@ def received_errors(group: Any, spec: str) -> list[float]:
     return errors
 
 
-def test_what_arrives_gets_closer_with_every_pass_of_the_same_activations(pool: Pool) -> None:
+def test_repeated_activations_are_decoded_with_decreasing_error(pool: Pool) -> None:
     """The error of one pass is what the next one has to send."""
     plain = pool.run(received_errors, 2, "uniform:2")[1]
     first, second, third = pool.run(received_errors, 2, "delta(uniform:2)")[1]
@@ -264,7 +264,7 @@ def refusals(group: Any) -> dict[str, str]:
     return errors
 
 
-def test_what_is_refused_and_why(pool: Pool) -> None:
+def test_invalid_specs_are_rejected_with_the_reason(pool: Pool) -> None:
     for errors in pool.run(refusals, 2):
         assert "The gradient of a sample is no prediction of its next one" in errors["gradients"]
         assert "as in uniform:2" in errors["gradients"]
@@ -311,7 +311,7 @@ def test_an_evaluation_changes_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in copies.state_dict().items())
 
 
-def test_what_half_precision_cannot_hold_is_left_to_the_next_change() -> None:
+def test_half_precision_errors_are_corrected_by_the_next_change() -> None:
     copies, _ = filled()
     hard = torch.tensor([1e30, -1e30, float("nan"), float("inf"), 65519.0, 1e-12, 3.0, -0.0, 1.0, 2.0, 3.0, 4.0])
     value = torch.stack([hard.view(KEPT_SHAPE), hard.view(KEPT_SHAPE)])
@@ -338,7 +338,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         copies.reserve(0, (5,))
 
 
-def test_a_directory_without_room_is_reported(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"copies of samples need 0\.0 MB in .*file.*name another place"):
         SampleCopies(KEPT, tmp_path / "file").reserve(0, KEPT_SHAPE)
@@ -363,6 +363,6 @@ def test_bytes_are_those_of_all_samples() -> None:
         ([[0, 1]], "whole numbers in one dimension, got 2-D"),
     ],
 )
-def test_what_is_no_list_of_samples(samples: list, message: str) -> None:
+def test_invalid_sample_lists(samples: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_samples(samples, KEPT)

@@ -55,7 +55,7 @@ def test_a_step_ends_when_everything_sent_has_left(group):
     assert left == [0]
 
 
-def test_what_was_taken_back_is_lent_to_one_chunk_at_a_time():
+def test_a_returned_buffer_is_reused_by_one_chunk_at_a_time():
     handover, x = {}, torch.randn(64, 64)
     ends = [
         kind(CodecAdapter(codec("uniform:8")), Route(0, 1, kind is SendLink, CPU, None, handover=handover), [])

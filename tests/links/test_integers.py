@@ -26,7 +26,7 @@ STEPS = (0, 7, 64, 1, 40, 0)
 
 
 def numbers(step: int, chunk: int) -> list[Tensor]:
-    """Of every type, with shapes and strides of all kinds."""
+    """Yield integers of every type, with shapes and strides of all kinds."""
     draw = torch.Generator().manual_seed(100 * step + chunk)
     wide = torch.randint(-(2**63), 2**63 - 1, (ROWS, 70), generator=draw)
     bits = STEPS[step]
@@ -61,7 +61,7 @@ class Receives(nn.Module):
 
 
 def exchange(group: Any, post_ahead: bool, traced: bool) -> tuple[list[Any], int, float]:
-    """What a worker received in all steps, the bytes of the forward link as both ends say, and its packing time."""
+    """Return the tensors received in all steps, the bytes of the forward link at both ends, and its packing time."""
     worker, inner = group.rank(), seeded(2, WIDTH)[group.rank()]
     module = (Sends, Receives)[worker](inner)
     hidden, found = torch.empty(ROWS, WIDTH), numbers(0, 0)

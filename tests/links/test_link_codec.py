@@ -42,5 +42,5 @@ def test_floats_that_do_not_shrink() -> None:
         ("tile:8", []),
     ],
 )
-def test_nothing_to_say(spec: str, slots: list[Slot]) -> None:
+def test_an_empty_message(spec: str, slots: list[Slot]) -> None:
     assert link_codec(spec).why_uncompressed(slots) is None

@@ -29,13 +29,13 @@ def test_one_canonical_form(written, canonical):
 
 
 @pytest.mark.parametrize("spec", ["sort:6+2", thinpipe.codec("sort:8")])
-def test_a_codec_is_what_sends_every_tensor(spec):
+def test_a_codec_sends_every_tensor(spec):
     assert link_codec(spec).spec == "sort:6+2"
     assert link_codec(spec).codecs == (thinpipe.codec("sort:8"),)
     assert link_codec(spec).evaluation_spec == "sort:6+2"
 
 
-def test_what_is_sent_once_goes_through_the_first_codec():
+def test_tensors_sent_once_use_the_first_codec():
     assert link_codec("delta(tile:2)").evaluation_spec == DEFAULT_FIRST.spec
     assert link_codec("delta(tile:2,first=fp16)").evaluation_spec == "fp16"
 
@@ -87,7 +87,7 @@ def test_copies_stay_close(change):
     assert far[19] < 1.1 * far[9] < 4
 
 
-def test_copies_would_drift_away_by_what_is_refused():
+def test_codecs_whose_copies_would_drift_are_rejected():
     far = drift("tile:1")
     assert far[19] > 1.3 * far[9]
 
@@ -106,7 +106,7 @@ def test_without_a_colon_it_is_listed_among_those_there_are():
     ],
     ids=["codec", "ddp", "bench"],
 )
-def test_outside_a_link_the_error_names_where_it_belongs(use):
+def test_without_a_link_the_error_names_the_link(use):
     with pytest.raises(ValueError, match=r"delta\(uniform:2\) sends changes against copies .* here take uniform:2"):
         use("delta(uniform:2)")
 

@@ -30,6 +30,6 @@ def test_no_two_messages_have_one_tag() -> None:
         ((0, 1), 1, 33, "at most 32 tensors between two stages, got 33"),
     ],
 )
-def test_what_has_no_tag_is_refused(link: tuple[int, int], chunks: int, slots: int, complaint: str) -> None:
+def test_messages_beyond_the_tags_are_rejected(link: tuple[int, int], chunks: int, slots: int, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         route(*link).check_limits(chunks, slots)

@@ -29,7 +29,7 @@ class Scale(nn.Module):
 
 
 def run(group: Any, device: str, spec: str, post_ahead: bool) -> tuple[Arrived, list[tuple[int, int]]]:
-    """What arrived at this worker in three steps on the same samples and one evaluation, and the bytes of its links."""
+    """Return the tensors received in three steps on the same samples and one evaluation, and the bytes of the links."""
     worker, shape = group.rank(), (ROWS, WIDTH)
     module = Scale().to(device)
     hidden, mask = torch.empty(shape, device=device), torch.empty(shape, dtype=torch.int64, device=device)

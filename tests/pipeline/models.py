@@ -48,7 +48,7 @@ def _there_and_back(codec: Codec, x: Tensor, state: dict) -> Tensor:
 
 
 def link_states(stages: int) -> list[tuple[dict, dict] | None]:
-    """What the codecs of each link remember, forward and backward; for ``reference``."""
+    """Return the codec state of each link, forward and backward, for ``reference``."""
     return [({}, {}) for _ in range(stages)]
 
 

@@ -63,7 +63,7 @@ def _differences(stages: Any, mine: list[nn.Module], plain: list[nn.Module]) -> 
         ("linear", "gpipe", (0, 2), {(1, 0)}, True),
     ],
 )
-def test_no_gradient_travels_to_what_is_frozen(
+def test_no_gradient_is_sent_to_frozen_stages(
     pool: Pool, layout: str, order: str, frozen: tuple[int, ...], silent: set[tuple[int, int]], recompute: bool
 ) -> None:
     results = pool.run(learn, 3, layout, order, frozen, recompute)

@@ -56,7 +56,7 @@ def most_held(orders: dict[int, list[Action]], stages: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_1f1b_holds_at_most_the_stages_that_follow(name: str) -> None:
+def test_1f1b_keeps_at_most_as_many_chunks_as_stages_follow(name: str) -> None:
     placement = PLACEMENTS[name]
     held = most_held(make_order("1f1b", placement, 16), len(placement))
     assert all(most <= len(placement) - stage for stage, most in enumerate(held))
@@ -74,7 +74,7 @@ def test_1f1b_has_as_many_chunks_in_flight_as_requested(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_gpipe_goes_back_at_once_where_it_ends(name: str) -> None:
+def test_gpipe_runs_backward_immediately_on_the_last_stage(name: str) -> None:
     """And forwards are in the order of stages, then chunks: what a worker draws at random depends on it."""
     placement, chunks = PLACEMENTS[name], 5
     last = len(placement) - 1
@@ -88,7 +88,7 @@ def test_gpipe_goes_back_at_once_where_it_ends(name: str) -> None:
         assert backwards == [(stage, chunk) for stage in reversed(here) for chunk in range(chunks)]
 
 
-def test_a_first_stage_does_not_wait_for_gradients_that_are_on_their_way() -> None:
+def test_a_first_stage_does_not_wait_for_gradients_in_transit() -> None:
     """Links that take a chunk's time each way: four chunks under way keep both workers busy, two do not."""
     for order, first_backward in (("1f1b", 2), ("1f1b:4", 4), ("gpipe", 16)):
         actions = make_order(order, [0, 1], 16)[0]
@@ -108,7 +108,7 @@ def test_a_client_sends_gradients_between_activations() -> None:
 
 
 @pytest.mark.parametrize("order", ["zero", "gpipe:3", "1f1b:0", "1f1b:", "1f1b:-1", "1F1B"])
-def test_refuses_what_is_no_order(order: str) -> None:
+def test_invalid_orders_are_rejected(order: str) -> None:
     with pytest.raises(ValueError, match=f"gpipe, 1f1b, or 1f1b:N .*; got '{order}'"):
         make_order(order, [0, 1], 4)
 

@@ -66,7 +66,7 @@ def test_balance_of_as_many_stages_as_units_gives_each_one(together: bool) -> No
     assert balance(costs, len(costs), together) == (1, 2, 3, 4)
 
 
-def test_balance_sends_little_where_time_allows() -> None:
+def test_balanced_cuts_minimize_traffic_at_equal_time() -> None:
     costs = [UnitCost(10, 1000), UnitCost(0.1, 10), UnitCost(10, 1000), UnitCost(0.1, 10)]
     assert balance(costs, 2) == (2,)
 

@@ -1,4 +1,4 @@
-"""What a stage does besides computing: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
+"""Features of a stage: posting ahead, reusing buffers, several tensors, evaluation, batch norm."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def warnings_of(group: Any, forward: str, backward: str, width: int) -> list[str
     return [str(each.message) for each in caught if "compressed" in str(each.message)]
 
 
-def test_a_sender_warns_once_where_nothing_is_compressed(pool: Pool) -> None:
+def test_a_sender_warns_once_if_nothing_is_compressed(pool: Pool) -> None:
     first, last = pool.run(warnings_of, 2, "uniform:8", "uniform:8", 127)
     assert len(first) == len(last) == 1
     assert "nothing is compressed on the forward link from stage 0 to stage 1: " in first[0]
@@ -254,7 +254,7 @@ def link_memory(group: Any) -> None:
     assert all(torch.equal(again[mine][key], saved[mine][key]) for key in saved[mine])
 
 
-def test_links_save_and_load_what_codecs_remember(pool: Pool) -> None:
+def test_links_save_and_load_codec_state(pool: Pool) -> None:
     pool.run(link_memory, 2)
 
 
@@ -299,7 +299,7 @@ def wrong_schedules(group: Any) -> list[str]:
     return errors
 
 
-def test_schedules_say_what_they_need(pool: Pool) -> None:
+def test_schedules_reject_missing_stages(pool: Pool) -> None:
     counts, order, stages = pool.run(wrong_schedules, 2)[0]
     assert "got 2 workers and 2 stages" in counts
     assert "an order is gpipe, 1f1b, or 1f1b:N with at most N chunks in flight; got 'zigzag'" in order

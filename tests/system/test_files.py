@@ -74,7 +74,7 @@ def test_a_mark_of_utf_8_is_no_part_of_the_text(tmp_path: Path) -> None:
         (read_jsonl, "1" * 5000, "line 1 is not JSON: Exceeds the limit"),
     ],
 )
-def test_what_does_not_parse_is_named(tmp_path: Path, read: Callable[..., Any], content: str, message: str) -> None:
+def test_invalid_contents_are_named(tmp_path: Path, read: Callable[..., Any], content: str, message: str) -> None:
     path = tmp_path / "t"
     path.write_text(content)
     assert message in error_of(read, path)
@@ -104,7 +104,7 @@ def test_ends_of_lines_in_texts_of_json_are_none_of_the_file(tmp_path: Path) -> 
     ],
     ids=["directory", "fifo", "device", "dead-link", "missing"],
 )
-def test_what_is_no_file_is_never_opened(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+def test_special_files_are_never_opened(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
     make(tmp_path / "t")
     assert message in error_of(read_text, tmp_path / "t")
 
@@ -162,7 +162,7 @@ def test_folders_of_libraries_have_no_special_and_no_giant_files(tmp_path: Path)
         check_folder(tmp_path, "a tokenizer")
 
 
-def test_what_is_written_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json"
     path.write_text("old")
     synced: list[tuple[str, str]] = []

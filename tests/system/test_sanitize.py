@@ -18,7 +18,7 @@ from thinpipe.system.sanitize import one_line, printable
         ("\udcff", "?"),
     ],
 )
-def test_what_controls_a_terminal_is_replaced(text: str, shown: str) -> None:
+def test_terminal_controls_are_replaced(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import nn
 
-from tests.train.toy import Ears, ToyTask, settings_for
+from tests.train.toy import Recorder, ToyTask, settings_for
 from thinpipe.cli.training import run_with_restarts
 from thinpipe.comm import signals
 from thinpipe.train.checkpoints.folder import newest
 from thinpipe.train.running import RunOptions
 
 
-class Speaker(Ears):
+class Speaker(Recorder):
     """Says what a user would be told."""
 
     def noticed(self, line: str) -> None:

@@ -26,7 +26,7 @@ def test_seeds_of_neighbours_differ() -> None:
     assert len(seeds) == 8**3
 
 
-def test_a_batch_is_augmented_alike_whenever_it_is_asked_for() -> None:
+def test_a_batch_is_always_augmented_alike() -> None:
     batches = [TrainingBatches(ToySplit(70, 0), batch_size=16, seed=5) for _ in range(2)]
     batches[0].step(0, 0)
     for a, b in zip(batches[0].step(1, 3)[0].inputs, batches[1].step(1, 3)[0].inputs, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, train_toy
+from tests.train.toy import Recorder, ToyTask, run_toy, train_toy
 from thinpipe.train import loop
 from thinpipe.train.checkpoints import saving
 from thinpipe.train.checkpoints.best import follow_best, improves, mark_best
@@ -20,7 +20,7 @@ from thinpipe.train.checkpoints.manifest import Progress, manifest_of, read_fact
 from thinpipe.train.metrics import Evaluated
 from thinpipe.train.running import RunOptions
 
-Train = Callable[..., Ears]
+Train = Callable[..., Recorder]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, float]], No
     return script
 
 
-def train(folder: Path, **how: Any) -> Ears:
+def train(folder: Path, **how: Any) -> Recorder:
     running = RunOptions(**{"save": folder, "save_every": 2, "evaluate_every": 2, "keep": 1} | how)
     return run_toy(None, ToyTask(), running, parallel="none")
 
@@ -59,12 +59,12 @@ def names(folder: Path) -> list[str]:
         ("matthews", float("nan"), -0.5, False),
     ],
 )
-def test_what_is_better(name: Any, metric: float, best: float | None, expected: bool) -> None:
+def test_comparison_of_metrics(name: Any, metric: float, best: float | None, expected: bool) -> None:
     progress = Progress(metric_name=name, metric=metric, best=None if best is None else (3, best))
     assert improves(progress) is expected
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path: Path, scripted: Any) -> None:
+def test_the_best_is_kept_in_addition_to_the_newest(tmp_path: Path, scripted: Any) -> None:
     scripted({2: 0.3, 4: 0.9, 6: 0.5, 8: 0.7})
     end = train(tmp_path).end
     assert names(tmp_path) == ["best", "step-00000004", "step-00000008"]
@@ -78,11 +78,11 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path, scripted: Any) -> No
 
 def test_an_improvement_is_saved_when_no_save_was_due(tmp_path: Path, scripted: Any) -> None:
     scripted({2: 0.3, 4: 0.9, 6: 0.5})
-    ears = train(tmp_path, save_every=5, keep=9)
-    assert [Path(path).name[-1] for path in ears.paths] == ["2", "4", "5", "8"]
+    recorder = train(tmp_path, save_every=5, keep=9)
+    assert [Path(path).name[-1] for path in recorder.paths] == ["2", "4", "5", "8"]
     scripted({2: 0.3, 4: 0.9, 6: 0.5})
-    ears = train(tmp_path / "other", save_every=5, keep=9, keep_best=False)
-    assert [Path(path).name[-1] for path in ears.paths] == ["5", "8"]
+    recorder = train(tmp_path / "other", save_every=5, keep=9, keep_best=False)
+    assert [Path(path).name[-1] for path in recorder.paths] == ["5", "8"]
     assert "best" not in names(tmp_path / "other")
 
 
@@ -122,8 +122,8 @@ def test_a_best_that_could_not_be_saved_leaves_the_one_before(
 
     monkeypatch.setattr(saving, "write_pieces", write_or_not)
     scripted({2: 0.3, 4: 0.9, 6: 0.5, 8: 0.4})
-    ears = train(tmp_path)
-    assert [step for step, _ in ears.problems] == [4]
+    recorder = train(tmp_path)
+    assert [step for step, _ in recorder.problems] == [4]
     assert names(tmp_path) == ["best", "step-00000006", "step-00000008"]  # 0.5 is better than the 0.3 that was saved
     assert read_manifest(tmp_path / "best").progress.best == (6, 0.5)
 
@@ -146,14 +146,14 @@ def test_without_links_on_the_file_system_the_best_is_kept_all_the_same(
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
     scripted({2: 0.9})
-    ears = train(tmp_path)
-    assert ears.problems == []
+    recorder = train(tmp_path)
+    assert recorder.problems == []
     assert names(tmp_path) == ["step-00000002", "step-00000008"]
     assert read_manifest(newest(tmp_path)).progress.best == (2, 0.9)
 
 
 @pytest.mark.parametrize("save_local", [False, True])
-def test_all_workers_save_what_the_client_finds_best(pool: Pool, tmp_path: Path, save_local: bool) -> None:
+def test_all_workers_save_the_best_step_of_the_client(pool: Pool, tmp_path: Path, save_local: bool) -> None:
     running = RunOptions(save=tmp_path, save_every=5, evaluate_every=1, keep=1, save_local=save_local)
     end = pool.run(train_toy, 3, "plain", running, {"compress": "none"})[0].end
     best = read_manifest(tmp_path / "best")

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.pool import Pool
 from tests.train.tasks.written import write_image_classifier, write_language_model, write_picture
-from tests.train.toy import Ears, run_toy, settings_for
+from tests.train.toy import Recorder, run_toy, settings_for
 from thinpipe.train import optimize
 from thinpipe.train.checkpoints.folder import load, newest
 from thinpipe.train.optimize import MasterWeights, load_state_for, make_optimizer, state_for
@@ -53,7 +53,7 @@ def test_updates_too_small_for_bfloat16_add_up(name: str, monkeypatch: pytest.Mo
         assert all(value.dtype == torch.float32 for value in kept.values() if isinstance(value, torch.Tensor))
 
 
-def test_what_is_kept_can_be_taken_back() -> None:
+def test_optimizer_state_can_be_loaded() -> None:
     first, second = ([nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))] for _ in range(2))
     frozen = nn.Parameter(torch.ones(2, dtype=torch.bfloat16), requires_grad=False)
     before, after = optimizer_of([*first, frozen], "adamw"), optimizer_of(second, "adamw")
@@ -80,11 +80,11 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return given | {"chunks": 2, "compress": "none", "lr": 1e-2, "epochs": 2}
 
 
-def run_lm(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
+def run_lm(group: Any, running: RunOptions, given: dict[str, Any]) -> Recorder:
     return run_toy(group, task("lm"), running, **given)
 
 
-def test_a_pipeline_learns_what_float32_does_and_goes_on_and_home(
+def test_a_pipeline_trains_like_float32_resumes_and_exports(
     pool: Pool, tmp_path: Path, language: dict[str, Any]
 ) -> None:
     half = language | {"dtype": "bfloat16"}
@@ -93,7 +93,7 @@ def test_a_pipeline_learns_what_float32_does_and_goes_on_and_home(
     narrow = pool.run(run_lm, 2, running, half)[0]
     assert narrow.end.validation_loss == pytest.approx(wide.end.validation_loss, rel=0.03)
     assert narrow.end.validation_loss < 0.9 * wide.steps[0].loss
-    sizes = [sum(link.tensor_bytes for link in ears.plan.links) for ears in (narrow, wide)]
+    sizes = [sum(link.tensor_bytes for link in recorder.plan.links) for recorder in (narrow, wide)]
     assert 2 * sizes[0] == sizes[1]
 
     saved = load(newest(tmp_path / "run"), lambda key: True)
@@ -119,8 +119,8 @@ def test_a_pipeline_learns_what_float32_does_and_goes_on_and_home(
 def test_replicas_average_gradients_of_bfloat16(pool: Pool, language: dict[str, Any], compress: str) -> None:
     given = language | {"dtype": "bfloat16", "chunks": 1, "parallel": "data", "compress": compress}
     alone = run_lm(None, RunOptions(), given | {"parallel": "none", "compress": "none"})
-    ears = pool.run(run_lm, 2, RunOptions(), given)[0]
-    assert ears.end.validation_loss == pytest.approx(alone.end.validation_loss, rel=0.03)
+    recorder = pool.run(run_lm, 2, RunOptions(), given)[0]
+    assert recorder.end.validation_loss == pytest.approx(alone.end.validation_loss, rel=0.03)
 
 
 def test_images_reach_the_model_in_its_type(pool: Pool, tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_images_reach_the_model_in_its_type(pool: Pool, tmp_path: Path) -> None:
         write_picture(tmp_path / "data" / ("cats" if number % 2 else "dogs") / f"{number}.png", seed=number)
     model = write_image_classifier(tmp_path / "model", "resnet")
     given = {"data": str(tmp_path / "data"), "model": str(model), "dtype": "bfloat16", "image_size": 64}
-    ears = pool.run(run_images, 2, given | {"batch_size": 8, "epochs": 1})[0]
-    assert ears.end.steps == 2
+    recorder = pool.run(run_images, 2, given | {"batch_size": 8, "epochs": 1})[0]
+    assert recorder.end.steps == 2
 
 
-def run_images(group: Any, given: dict[str, Any]) -> Ears:
+def run_images(group: Any, given: dict[str, Any]) -> Recorder:
     return run_toy(group, task("images"), RunOptions(), **given)
 
 
@@ -151,7 +151,7 @@ def load_with(name: str, given: dict[str, Any]) -> None:
         ("digits", {"model": None, "data": None, "tokens": None}, "and not dtype"),
     ],
 )
-def test_where_it_cannot_be_is_one_line(
+def test_unsupported_dtypes_are_one_line(
     language: dict[str, Any], name: str, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as error:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.pool import Pool
-from tests.train.toy import FEATURES, Ears, ToyTask, run_toy, settings_for, train_toy, world_in
+from tests.train.toy import FEATURES, Recorder, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.lab.bench.codecs.synthetic import cases_from_file
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.worker import train
@@ -54,7 +54,7 @@ def test_capturing_changes_nothing(pool: Pool, tmp_path: Path) -> None:
     assert watched.end.parameters_sha256 == alone.end.parameters_sha256
 
 
-def test_a_run_that_goes_on_keeps_what_it_captured_before(pool: Pool, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_earlier_captures(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     asked = Capture(path=path, steps=(2, 7))
     pool.run(train_toy, 2, "plain", RunOptions(capture=asked), {})
@@ -86,7 +86,7 @@ def refusal(group: Any, running: RunOptions) -> str:
         ({"limit": 10_000}, "capture would write 73.73 kB: 3 steps, 1 chunks of each, 24.58 kB a chunk"),
     ],
 )
-def test_what_cannot_be_captured_is_refused_on_all_workers(
+def test_impossible_captures_are_rejected_on_all_workers(
     pool: Pool, tmp_path: Path, asked: dict[str, Any], message: str
 ) -> None:
     running = RunOptions(capture=Capture(path=tmp_path / "run.safetensors", **asked))
@@ -95,18 +95,18 @@ def test_what_cannot_be_captured_is_refused_on_all_workers(
     assert not list(tmp_path.iterdir())
 
 
-def room_asked_for(group: Any, running: RunOptions) -> list[Mapping[str, int]]:
+def required_space(group: Any, running: RunOptions) -> list[Mapping[str, int]]:
     asked: list[Mapping[str, int]] = []
     task = ToyTask()
     with patch("thinpipe.train.worker.check_space", lambda paths, sizes: asked.append(sizes)):
-        train(task, settings_for(task, group), running, world_in(group), Ears)
+        train(task, settings_for(task, group), running, world_in(group), Recorder)
     return asked
 
 
-def test_room_is_asked_for_the_new_file_beside_the_old_one(pool: Pool, tmp_path: Path) -> None:
+def test_space_is_required_for_the_new_file_in_addition_to_the_old(pool: Pool, tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     running = RunOptions(capture=Capture(path=path), export=tmp_path / "model")
-    client, server = pool.run(room_asked_for, 2, running)
+    client, server = pool.run(required_space, 2, running)
     exported = (tmp_path / "model" / "model.safetensors").stat().st_size
     captured = 2 * sum(tensor.nbytes for tensor in load_file(path).values())
     assert client == [{"save": 0, "capture": captured, "export": exported}]

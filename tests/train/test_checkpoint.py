@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, train_toy
+from tests.train.toy import Recorder, ToyTask, run_toy, train_toy
 from thinpipe.cli.app import app
 from thinpipe.launch import workers as launch
 from thinpipe.train.checkpoints.manifest import read_manifest, seal
@@ -143,26 +143,26 @@ def put_part(path: Path, worker: int, change: Callable[[bytes], bytes]) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_named_and_the_next_older_one_taken(pool: Pool, saved: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_next_older_one_loaded(pool: Pool, saved: Path, damage: str) -> None:
     whole = sha256_of(saved)
     harm, words = DAMAGES[damage]
     harm(saved / NEWEST)
-    ears = pool.run(train_toy, 2, "plain", RunOptions(save=saved, save_every=2, resume=saved), GIVEN)[0]
-    (line,) = ears.notices
+    recorder = pool.run(train_toy, 2, "plain", RunOptions(save=saved, save_every=2, resume=saved), GIVEN)[0]
+    (line,) = recorder.notices
     assert line.startswith("step 8 is damaged: ")
     assert words in line
     assert line.endswith("; going on from step 6")
-    assert ears.end.steps == 2
-    assert ears.end.parameters_sha256 == whole
+    assert recorder.end.steps == 2
+    assert recorder.end.parameters_sha256 == whole
     assert sha256_of(saved) == whole
 
 
 def test_several_damaged_ones_are_each_named(pool: Pool, saved: Path) -> None:
     flip(saved / NEWEST / "part-1.safetensors")
     put(saved / OLDER, b"")
-    ears = pool.run(train_toy, 2, "plain", RunOptions(save=saved, resume=saved), GIVEN)[0]
-    assert [line.partition(" is damaged")[0] for line in ears.notices] == ["step 8", "step 6"]
-    assert all(line.endswith("; going on from step 4") for line in ears.notices)
+    recorder = pool.run(train_toy, 2, "plain", RunOptions(save=saved, resume=saved), GIVEN)[0]
+    assert [line.partition(" is damaged")[0] for line in recorder.notices] == ["step 8", "step 6"]
+    assert all(line.endswith("; going on from step 4") for line in recorder.notices)
 
 
 def error_of(group: Any, running: RunOptions, given: dict[str, Any]) -> str:
@@ -173,7 +173,7 @@ def error_of(group: Any, running: RunOptions, given: dict[str, Any]) -> str:
     return "trained"
 
 
-def test_where_none_is_left_all_workers_name_each(pool: Pool, saved: Path) -> None:
+def test_without_an_intact_checkpoint_all_workers_name_each(pool: Pool, saved: Path) -> None:
     for step in (2, 4, 6, 8):
         flip(saved / f"step-0000000{step}" / f"part-{step % 4 // 2}.safetensors")
     errors = pool.run(error_of, 2, RunOptions(save=saved, resume=saved), GIVEN)
@@ -186,7 +186,7 @@ def test_where_none_is_left_all_workers_name_each(pool: Pool, saved: Path) -> No
     assert lines[1].endswith("(worker 1)")
 
 
-def test_one_that_was_asked_for_is_not_replaced_by_another(pool: Pool, saved: Path, tmp_path: Path) -> None:
+def test_a_requested_checkpoint_is_not_replaced_by_another(pool: Pool, saved: Path, tmp_path: Path) -> None:
     flip(saved / OLDER / "part-1.safetensors")
     errors = pool.run(error_of, 2, RunOptions(save=tmp_path / "other", resume=saved / OLDER), GIVEN)
     assert errors[0].startswith(f"{saved / OLDER} is damaged: part-1.safetensors: hash ")
@@ -259,16 +259,16 @@ def test_a_complete_run_whose_last_part_is_damaged_is_not_complete(
     assert settings.parallel == "none"
 
 
-def test_a_version_that_knew_fewer_settings_did_what_the_default_says(alone: Path) -> None:
+def test_missing_settings_of_older_versions_have_their_defaults(alone: Path) -> None:
     def older(facts: dict[str, Any]) -> None:
         without(facts, "settings", "recompute")
         facts |= {"thinpipe": "0.1.5", "torch": "2.11"}
 
     edit(alone / OLDER, older, sealed=True)
-    ears = run_toy(None, ToyTask(), RunOptions(resume=alone / OLDER), parallel="none")
-    assert ears.end is not None
-    assert ears.end.parameters_sha256 == sha256_of(alone)
-    (line,) = ears.notices
+    recorder = run_toy(None, ToyTask(), RunOptions(resume=alone / OLDER), parallel="none")
+    assert recorder.end is not None
+    assert recorder.end.parameters_sha256 == sha256_of(alone)
+    (line,) = recorder.notices
     assert f"{alone / OLDER} was saved by thinpipe 0.1.5 with torch 2.11, goes on with" in line
 
 
@@ -310,6 +310,6 @@ def test_checkpoints_of_another_run_are_refused(alone: Path) -> None:
         run_toy(None, ToyTask(), RunOptions(resume=alone), parallel="none", lr=0.5)
 
 
-def test_resuming_a_run_without_notice_says_nothing(alone: Path) -> None:
-    ears: Ears = run_toy(None, ToyTask(), RunOptions(resume=alone / OLDER), parallel="none")
-    assert ears.notices == ears.problems == []
+def test_resuming_without_a_notice_is_silent(alone: Path) -> None:
+    recorder: Recorder = run_toy(None, ToyTask(), RunOptions(resume=alone / OLDER), parallel="none")
+    assert recorder.notices == recorder.problems == []

@@ -20,7 +20,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("renames", range(4))
-def test_a_run_that_is_killed_while_it_writes_a_tokenizer_leaves_whole_files(
+def test_a_run_killed_while_writing_a_tokenizer_leaves_complete_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
 ) -> None:
     keep_companions(tmp_path, OLD)
@@ -46,7 +46,7 @@ def test_a_run_that_is_killed_while_it_writes_a_tokenizer_leaves_whole_files(
     assert read_folder(tmp_path / COMPANIONS) == NEW
 
 
-def test_what_a_killed_process_left_beside_a_tokenizer_is_removed(tmp_path: Path) -> None:
+def test_leftovers_next_to_a_tokenizer_are_removed(tmp_path: Path) -> None:
     keep_companions(tmp_path, OLD)
     (tmp_path / COMPANIONS / ".17.tmp.vocab.txt").write_text("half")
     keep_companions(tmp_path, OLD)

@@ -95,7 +95,7 @@ def with_validation(**changes: Any) -> Callable[[Data], Data]:
         ),
     ],
 )
-def test_a_task_that_loads_something_else_is_told_what_it_should_be(change: Any, message: str) -> None:
+def test_a_task_that_loads_wrong_types_is_an_error_with_the_right_ones(change: Any, message: str) -> None:
     made = Loads(change)
     with pytest.raises(ValueError, match=f"^task toy: .*{message}"):
         read_data(made, settings_for(made, None, parallel="none"), world_in(None))
@@ -117,7 +117,7 @@ def test_a_changed_row_is_seen(tmp_path: Path, row: str, words: str | None) -> N
     assert difference(of_texts(path), of_texts(moved)) == words
 
 
-def test_what_is_decoded_a_little_differently_is_the_same_and_more_is_not() -> None:
+def test_small_differences_in_decoding_are_tolerated_and_larger_ones_are_not() -> None:
     saved = {"training": {"samples": 2, "values": [0.5, float("nan")]}}
     assert difference(saved, {"training": {"samples": 2, "values": [0.501, float("nan")]}}) is None
     assert difference(saved, {"training": {"samples": 2, "values": [0.7, float("nan")]}}) is not None

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, settings_for, train_toy, world_in
+from tests.train.toy import Recorder, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe import codec
 from thinpipe.links.message import CHECKSUM_BYTES
 from thinpipe.links.recv import RecvLink
@@ -25,7 +25,7 @@ SPEC = "delta(uniform:2)"
 
 
 def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tensor]:
-    """What arrives at this worker's forward links, under the names of the capture; that has what was sent."""
+    """Return the tensors received on forward links, under the names of the capture, which has those sent."""
     received, receive = {}, RecvLink.receive
 
     def note(link: RecvLink, chunk: int) -> list[torch.Tensor]:
@@ -42,7 +42,7 @@ def grammar_received(group: Any, spec: str, path: Path) -> dict[str, torch.Tenso
     running = RunOptions(capture=Capture(path=path, steps=tuple(range(1, 9)), chunks=2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecvLink, "receive", note)
-        train(grammar, settings, running, world_in(group), Ears)
+        train(grammar, settings, running, world_in(group), Recorder)
     return received
 
 
@@ -72,7 +72,7 @@ def test_samples_that_come_again_arrive_better_than_with_the_plain_codec(pool: P
     [pytest.param(6, 4, {}, id="float32"), pytest.param(12, 2, {"amp": True, "batch_size": 36}, id="bfloat16")],
 )
 def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int, given: dict[str, Any]) -> None:
-    """Of 80 samples an epoch leaves out eight, so in the second one a few chunks are still new."""
+    """An epoch drops 8 of 80 samples, so the second one still has a few new chunks."""
     first, again = (
         codec(spec).wire_bytes((rows, 256), torch.float32) + CHECKSUM_BYTES for spec in ("uniform:8", "uniform:2")
     )
@@ -85,15 +85,15 @@ def test_bytes_are_those_that_travelled(pool: Pool, rows: int, value_bytes: int,
     assert set(expected[:per_epoch]) == {2 * 3 * first}
     assert min(expected) < 2 * 3 * first
     given = {"compress_forward": SPEC, "compress_backward": "none", **given}
-    ears = pool.run(train_toy, 2, "plain", RunOptions(), given)[0]
+    recorder = pool.run(train_toy, 2, "plain", RunOptions(), given)[0]
     gradients = 2 * (batch * 256 * value_bytes + 3 * CHECKSUM_BYTES)
-    assert [step.wire_bytes - gradients for step in ears.steps] == expected
-    forward = [link for link in ears.end.links if link.direction == "forward"]
+    assert [step.wire_bytes - gradients for step in recorder.steps] == expected
+    forward = [link for link in recorder.end.links if link.direction == "forward"]
     assert sum(link.wire_bytes for link in forward) == sum(expected)
     assert [link.spec for link in forward] == [SPEC, SPEC]
-    planned = [link for link in ears.plan.links if link.direction == "forward"]
+    planned = [link for link in recorder.plan.links if link.direction == "forward"]
     assert [(link.first_wire_bytes, link.wire_bytes) for link in planned] == [(3 * first, 3 * again)] * 2
-    assert {link.first_wire_bytes for link in ears.plan.links if link.direction == "backward"} == {None}
+    assert {link.first_wire_bytes for link in recorder.plan.links if link.direction == "backward"} == {None}
 
 
 def refusal(group: Any, running: RunOptions) -> str:
@@ -118,7 +118,7 @@ def test_a_place_for_copies_that_cannot_be_is_an_error_on_all_workers(pool: Pool
         assert "copies of samples need" in error
 
 
-def checkpoint_room(group: Any, spec: str) -> int:
+def checkpoint_space(group: Any, spec: str) -> int:
     told: list[int] = []
     toy = ToyTask()
     running = RunOptions(save=Path("never"), steps=1)
@@ -129,11 +129,11 @@ def checkpoint_room(group: Any, spec: str) -> int:
         raise ValueError("enough")
 
     with pytest.raises(ValueError, match="enough"), patch("thinpipe.train.worker.check_space", stop):
-        train(toy, settings, running, world_in(group), Ears)
+        train(toy, settings, running, world_in(group), Recorder)
     return sum(told)
 
 
-def test_the_room_for_checkpoints_counts_copies_once(pool: Pool) -> None:
+def test_the_size_of_checkpoints_counts_copies_once(pool: Pool) -> None:
     """The same copies are at both ends of a link: one end saves them. Two and the best stay while one is written."""
-    more = pool.run(checkpoint_room, 2, SPEC)[0] - pool.run(checkpoint_room, 2, "uniform:2")[0]
+    more = pool.run(checkpoint_space, 2, SPEC)[0] - pool.run(checkpoint_space, 2, "uniform:2")[0]
     assert more == 4 * 2 * (80 * 256 * 2 + 80)

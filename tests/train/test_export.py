@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from typer.testing import CliRunner
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, saved_model, settings_for, world_in
+from tests.train.toy import Recorder, ToyTask, run_toy, saved_model, settings_for, world_in
 from thinpipe.cli.app import app
 from thinpipe.comm.streams import HashedPieces
 from thinpipe.train import worker
@@ -72,7 +72,7 @@ def train_home(group: Any, home: Path, running: RunOptions, given: dict[str, Any
         lm = task("lm")
         settings = settings_for(lm, group, **{"model": str(home / "model"), "data": str(home / "text.txt")} | given)
         try:
-            worker.train(lm, settings, running, here, Ears)
+            worker.train(lm, settings, running, here, Recorder)
         except UnsavedError as error:
             return str(error)
     engine = Kept.last.engine
@@ -178,7 +178,7 @@ def test_a_task_builds_its_model_again_without_its_data(tmp_path: Path, monkeypa
     assert "sent between workers" not in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_what_nothing_trains_is_as_it_was(home: Path, tmp_path: Path) -> None:
+def test_untrained_tensors_are_exported_unchanged(home: Path, tmp_path: Path) -> None:
     """A vision tower in a language model, say: in the folder, and in no unit."""
     found = task("lm")
     source = {"model": str(home / "model"), "data": str(home / "text.txt"), "parallel": "none", "chunks": 1}
@@ -248,7 +248,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_taken(toy_run: Path, tmp
     assert f"taking {older.name}" in done.stderr
 
 
-def test_what_cannot_be_exported_is_one_line(toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_exports_are_one_line(toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     for run, directory, message in (

@@ -14,7 +14,7 @@ from thinpipe.train.running import RunOptions
 
 
 def outcome(group: Any, running: RunOptions, given: dict[str, Any]) -> Any:
-    """What the client heard at the end."""
+    """Return the result on the client."""
     end = run_toy(group, ToyTask("batchnorm"), running, **given).end
     return None if end is None else (end.parameters_sha256, end.train_loss, end.validation_loss)
 
@@ -29,13 +29,13 @@ def outcome(group: Any, running: RunOptions, given: dict[str, Any]) -> Any:
     ],
     ids=lambda given: given["compress_forward"],
 )
-def test_it_ends_where_several_workers_do(pool: Pool, given: dict[str, Any]) -> None:
+def test_it_ends_with_the_parameters_of_several_workers(pool: Pool, given: dict[str, Any]) -> None:
     (client, *_) = pool.run(outcome, 3, RunOptions(), given)
     (alone,) = pool.run(outcome, 1, RunOptions(in_process=True), given | {"workers": 3})
     assert alone == client
 
 
-def test_a_run_goes_on_with_workers_of_its_own(pool: Pool, tmp_path: Path) -> None:
+def test_a_run_resumes_with_separate_workers(pool: Pool, tmp_path: Path) -> None:
     given = {"compress_forward": "power:2", "workers": 3}
     (whole,) = pool.run(outcome, 1, RunOptions(in_process=True), given)
     pool.run(outcome, 1, RunOptions(in_process=True, save=tmp_path, steps=3), given)
@@ -51,7 +51,7 @@ def test_a_run_goes_on_with_workers_of_its_own(pool: Pool, tmp_path: Path) -> No
     ],
     ids=["none", "trace"],
 )
-def test_what_it_does_not_go_together_with(given: dict[str, Any], running: dict[str, Any], message: str) -> None:
+def test_options_it_excludes(given: dict[str, Any], running: dict[str, Any], message: str) -> None:
     settings = settings_for(ToyTask(), None, **{"workers": 1} | given)
     with pytest.raises(OptionError, match=message):
         RunOptions(in_process=True, **running).check_with(settings)

@@ -80,7 +80,7 @@ def test_killed_with_a_restart_left_ends_as_unbroken(
     assert progress.parameters_sha256 == unbroken_sha256(pool, compress)
 
 
-def test_a_restart_whose_newest_checkpoint_is_damaged_takes_the_one_before(pool: Pool, tmp_path: Path) -> None:
+def test_a_restart_with_a_damaged_checkpoint_loads_the_one_before(pool: Pool, tmp_path: Path) -> None:
     """Killed in step 6, the parts of step 5 cut: one restart is enough, from step 4."""
     saved = tmp_path / "saved"
     facts = {"save": str(saved), "compress_forward": "sort:8", "kill_unit": SERVER, "kill_call": 5 * CHUNKS + 2}

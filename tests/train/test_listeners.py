@@ -61,7 +61,7 @@ def test_curves_of_a_resumed_run_have_every_step_once(tmp_path):
     assert [step for step, _ in read_curves(tmp_path)["train/loss"]] == list(range(1, 13))
 
 
-def test_texts_are_told_in_perplexity_and_bits_per_byte(tmp_path, capsys):
+def test_texts_are_reported_in_perplexity_and_bits_per_byte(tmp_path, capsys):
     listeners = Listeners([Terminal(), Curves(tmp_path / "logs"), record_file(tmp_path / "r.json")])
     listeners.planned(replace(make_plan(metric="perplexity"), tokens=128))
     listeners.stepped(make_step(1))
@@ -80,7 +80,7 @@ def test_texts_are_told_in_perplexity_and_bits_per_byte(tmp_path, capsys):
     assert better["tokens_per_s"] == "higher"
 
 
-def test_all_that_were_asked_for_can_be_sent_to_the_client(tmp_path, capsys):
+def test_all_requested_steps_can_be_sent_to_the_client(tmp_path, capsys):
     make = partial(listen, tmp_path / "logs", tmp_path / "r.json", **SETTINGS)
     play(pickle.loads(pickle.dumps(make))())
     assert len(read_curves(tmp_path / "logs")["train/loss"]) == 12
@@ -110,7 +110,7 @@ def test_curves_that_cannot_be_written_are_an_error_before_the_first_step(tmp_pa
         Listeners([Curves(tmp_path / "file" / "logs")]).planned(make_plan())
 
 
-def test_a_record_that_cannot_be_written_is_an_error_after_all_were_told(tmp_path, capsys):
+def test_an_unwritable_record_is_an_error_after_all_listeners_were_called(tmp_path, capsys):
     gone, kept = record_file(tmp_path / "gone" / "r.json"), record_file(tmp_path / "r.json")
     with pytest.raises(OutputError, match=r"gone/r.json cannot be written: No such file .*; the record is on stdout"):
         play(Listeners([gone, kept]))

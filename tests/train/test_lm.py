@@ -11,24 +11,24 @@ import pytest
 
 from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
-from tests.train.toy import Ears, run_toy
+from tests.train.toy import Recorder, run_toy
 from thinpipe.train.tasks.tasks import task
 
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 
 
-def train(group: Any, folder: Path, given: dict[str, Any]) -> Ears:
+def train(group: Any, folder: Path, given: dict[str, Any]) -> Recorder:
     data = {"model": str(folder / "model"), "data": str(folder / "text.txt"), "tokens": 16, "samples": 32}
     return run_toy(group, task("lm"), **data, batch_size=8, chunks=2, lr=0.01, compress="none", **given)
 
 
-def losses(ears: Ears) -> dict[str, float | None]:
-    assert ears.end is not None
-    assert ears.end.metric == pytest.approx(math.exp(ears.end.validation_loss))
-    return {name: getattr(ears.end, name) for name in ("train_loss", "validation_loss", "bits_per_byte")}
+def losses(recorder: Recorder) -> dict[str, float | None]:
+    assert recorder.end is not None
+    assert recorder.end.metric == pytest.approx(math.exp(recorder.end.validation_loss))
+    return {name: getattr(recorder.end, name) for name in ("train_loss", "validation_loss", "bits_per_byte")}
 
 
-def test_three_workers_learn_what_one_process_does(pool: Pool, tmp_path: Path) -> None:
+def test_three_workers_train_like_one_process(pool: Pool, tmp_path: Path) -> None:
     """Its embeddings are the weights of its head, so that client gradients come from both ends."""
     write_language_model(tmp_path / "model", TEXT, tied=True)
     (tmp_path / "text.txt").write_text(TEXT)

@@ -126,7 +126,7 @@ def test_merged_when_a_run_ends(
     torch.testing.assert_close(adapted_logits(home / "model", tmp_path / "adapter"), logits, rtol=0, atol=1e-5)
 
 
-def test_it_goes_on_to_the_bit(
+def test_it_resumes_bit_identically(
     pool: Pool,
     home: Path,  # noqa: F811
     tmp_path: Path,
@@ -215,7 +215,7 @@ def test_the_head_of_a_classifier_is_trained_and_saved(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_one_line_before_workers_start(
+def test_invalid_options_are_one_line_before_workers_start(
     home: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from thinpipe.train.checkpoints.manifest import Progress
-from thinpipe.train.metrics import confusion, matthews, perplexity, score
+from thinpipe.train.metrics import perplexity, score
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -31,19 +31,13 @@ def test_the_best_and_the_worst() -> None:
     assert (score("matthews", labels, labels), score("matthews", 1 - labels, labels)) == (1.0, -1.0)
 
 
-def test_confusion_counts_true_by_predicted() -> None:
-    counts = confusion(torch.tensor([1, 1, 0]), torch.tensor([0, 1, 0]))
-    assert counts.tolist() == [[1, 1], [0, 1]]
-    assert matthews(2 * counts) == pytest.approx(matthews(counts))
-
-
 def test_nothing_has_no_metric() -> None:
     with pytest.raises(ValueError, match="at least one"):
         score("accuracy", torch.tensor([]), torch.tensor([]))
 
 
 @pytest.mark.parametrize(("name", "best"), [("accuracy", 5.0), ("perplexity", 2.0)])
-def test_the_best_is_the_highest_or_the_lowest_as_the_metric_says(name, best):
+def test_the_best_is_the_highest_or_the_lowest_by_metric(name, best):
     progress = Progress(metric_name=name)
     for value in (3.0, 5.0, 2.0, 4.0):
         progress.evaluated(validation_loss=0.0, metric=value)

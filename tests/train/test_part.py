@@ -50,7 +50,7 @@ def test_every_kind_of_tensor_comes_back(tmp_path: Path) -> None:
             assert loaded[name].tolist() == tensor.tolist()
 
 
-def test_only_what_is_wanted_is_read_and_outlives_its_file(written: tuple[Path, Part]) -> None:
+def test_only_wanted_tensors_are_read_and_outlive_their_file(written: tuple[Path, Part]) -> None:
     directory, part = written
     loaded = read_part(directory, part, lambda name: name == "whole")
     before = loaded["whole"].clone()

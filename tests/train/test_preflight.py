@@ -1,4 +1,4 @@
-"""What a run will write is tried before it starts."""
+"""Output files of a run are tested before it starts."""
 
 import shutil
 import subprocess
@@ -54,7 +54,7 @@ def test_directories_are_made_and_nothing_else_is_left(tmp_path):
     assert everything(tmp_path) == [tmp_path / name for name in ("logs", "logs/a", "out", "save")]
 
 
-def test_what_is_there_already_is_kept(tmp_path):
+def test_existing_files_are_kept(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "events").write_text("kept")
     (tmp_path / "r.json").write_text("kept")
@@ -86,7 +86,7 @@ def test_paths_may_be_relative(tmp_path, monkeypatch):
     ],
     ids=lambda value: "-".join(f"{k}-{v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_written_is_named_and_nothing_is_left(outputs, rule, tmp_path):
+def test_unwritable_outputs_are_named_and_nothing_is_left(outputs, rule, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken" / "mine").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What servers receive and load when a language model is trained: hidden states, their own blocks, and nothing else."""
+"""Servers that train a language model receive hidden states and load their own blocks, nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
 from tests.train.test_lm import TEXT
-from tests.train.toy import Ears, settings_for, world_in
+from tests.train.toy import Recorder, settings_for, world_in
 from thinpipe.links.recv import RecvLink
 from thinpipe.train import build as building
 from thinpipe.train.models import identity, weights
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Arriving:
-    """What a receive returns: once it was waited for, its bytes are known."""
+    """A pending receive: its bytes are known after the wait."""
 
     def __init__(self, work: Any, tensor: Tensor, seen: Seen) -> None:
         self.work, self.tensor, self.seen = work, tensor, seen
@@ -106,7 +106,7 @@ def watched(seen: Seen) -> list[Any]:
 
 
 def see(group: Any, given: dict[str, Any]) -> Seen:
-    seen, ears, lm, watching, models = Seen(), Ears(), task("lm"), [True], []
+    seen, recorder, lm, watching, models = Seen(), Recorder(), task("lm"), [True], []
     settings = settings_for(lm, group, **given)
 
     def note(event: str, args: tuple[Any, ...]) -> None:
@@ -122,7 +122,7 @@ def see(group: Any, given: dict[str, Any]) -> Seen:
     for patch in [*patches, mock.patch.object(building, "PipelineEngine", make_engine)]:
         patch.start()
     try:
-        end = train(lm, settings, RunOptions(steps=STEPS), world_in(group), lambda: ears)
+        end = train(lm, settings, RunOptions(steps=STEPS), world_in(group), lambda: recorder)
     finally:
         mock.patch.stopall()
         watching.clear()

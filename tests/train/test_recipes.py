@@ -12,7 +12,7 @@ import pytest
 
 from tests.pool import Pool
 from tests.train.tasks import written
-from tests.train.toy import Ears, settings_for, world_in
+from tests.train.toy import Recorder, settings_for, world_in
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import TASKS, task
 from thinpipe.train.worker import train
@@ -93,31 +93,31 @@ PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def run_recipe(group: Any, name: str, cache: Path, given: dict[str, Any]) -> Ears:
+def run_recipe(group: Any, name: str, cache: Path, given: dict[str, Any]) -> Recorder:
     import datasets
 
     datasets.config.HF_DATASETS_CACHE = cache
-    ears, chosen = Ears(), task(name)
-    train(chosen, settings_for(chosen, group, **given), RunOptions(steps=2), world_in(group), lambda: ears)
-    return ears
+    recorder, chosen = Recorder(), task(name)
+    train(chosen, settings_for(chosen, group, **given), RunOptions(steps=2), world_in(group), lambda: recorder)
+    return recorder
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_recipe_trains_from_disk(pool: Pool, tmp_path: Path, name: str) -> None:
     given = PREPARED[name](tmp_path)
-    ears = pool.run(run_recipe, 2, name, tmp_path / "cache", given, limit_s=LIMIT_S)[0]
+    recorder = pool.run(run_recipe, 2, name, tmp_path / "cache", given, limit_s=LIMIT_S)[0]
     recipe = task(name).defaults
-    assert [step.step for step in ears.steps] == [1, 2]
-    assert all(math.isfinite(step.loss) for step in ears.steps)
-    assert math.isfinite(ears.end.metric)
-    assert (ears.plan.chunks, ears.plan.epochs) == (recipe.chunks, recipe.epochs)
-    first, middle, last = ears.plan.holdings
+    assert [step.step for step in recorder.steps] == [1, 2]
+    assert all(math.isfinite(step.loss) for step in recorder.steps)
+    assert math.isfinite(recorder.end.metric)
+    assert (recorder.plan.chunks, recorder.plan.epochs) == (recipe.chunks, recipe.epochs)
+    first, middle, last = recorder.plan.holdings
     assert (first.units, last.units) == recipe.client_layers
     assert middle.parameters > 0
-    assert sum(link.wire_bytes for link in ears.end.links) < sum(link.tensor_bytes for link in ears.end.links)
-    planned = {(link.source, link.target): link for link in ears.plan.links}
-    for link in ears.end.links:
+    assert sum(link.wire_bytes for link in recorder.end.links) < sum(link.tensor_bytes for link in recorder.end.links)
+    planned = {(link.source, link.target): link for link in recorder.plan.links}
+    for link in recorder.end.links:
         most = planned[link.source, link.target]
         assert 2 * (most.wire_bytes - most.integer_bytes) <= link.wire_bytes <= 2 * most.wire_bytes
         assert (link.wire_bytes < 2 * most.wire_bytes) == (most.integer_bytes > 0)
@@ -145,10 +145,10 @@ def test_a_model_of_the_users_trains_in_place_of_the_tasks_own(
 ) -> None:
     given = prepare(tmp_path) | {"layout": layout, "compress": "none"}
     layers = {"client_layers": (1, 1)} if layout == "client-server" else {}
-    ears = pool.run(run_recipe, 2, name, tmp_path / "cache", given | layers, limit_s=LIMIT_S)[0]
+    recorder = pool.run(run_recipe, 2, name, tmp_path / "cache", given | layers, limit_s=LIMIT_S)[0]
     alone = run_recipe(
-        None, name, tmp_path / "cache", given | {"layout": None, "parallel": "none", "chunks": ears.plan.chunks}
+        None, name, tmp_path / "cache", given | {"layout": None, "parallel": "none", "chunks": recorder.plan.chunks}
     )
-    assert [step.loss for step in ears.steps] == pytest.approx([step.loss for step in alone.steps], abs=1e-5)
-    assert ears.end.validation_loss == pytest.approx(alone.end.validation_loss, abs=1e-5)
-    assert ears.end.metric == alone.end.metric
+    assert [step.loss for step in recorder.steps] == pytest.approx([step.loss for step in alone.steps], abs=1e-5)
+    assert recorder.end.validation_loss == pytest.approx(alone.end.validation_loss, abs=1e-5)
+    assert recorder.end.metric == alone.end.metric

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, saved_model, train_toy
+from tests.train.toy import Recorder, ToyTask, run_toy, saved_model, train_toy
 from thinpipe.train.checkpoints.folder import checkpoints, load, newest
 from thinpipe.train.checkpoints.manifest import read_manifest
 from thinpipe.train.resolve import resolve_for_resume
@@ -19,7 +19,7 @@ from thinpipe.train.running import RunOptions
 from thinpipe.train.shaping import parse_link
 
 
-def train(pool: Pool, workers: int, kind: str, running: RunOptions, given: dict[str, Any]) -> Ears:
+def train(pool: Pool, workers: int, kind: str, running: RunOptions, given: dict[str, Any]) -> Recorder:
     if workers == 1:
         return run_toy(None, ToyTask(kind), running, **given)
     return pool.run(train_toy, workers, kind, running, given)[0]
@@ -51,7 +51,7 @@ REPLICAS = {"parallel": "data"}
 def test_from_any_checkpoint_the_end_is_the_same(
     pool: Pool, tmp_path: Path, workers: int, kind: str, given: dict[str, Any], steps: list[int]
 ) -> None:
-    """Of four steps in each of two or three epochs: within the first (2), at its end (4), within the second (5)."""
+    """Steps to stop at, of four per epoch: within the first epoch (2), at its end (4), within the second (5)."""
     whole = train(pool, workers, kind, RunOptions(save=tmp_path / "whole", save_every=1, keep=12), given)
     assert whole.end is not None
     for step in steps:
@@ -66,8 +66,8 @@ def test_from_any_checkpoint_the_end_is_the_same(
         assert rest.end.best_metric == whole.end.best_metric
 
 
-def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: Path) -> None:
-    """What a client with both ends draws at random depends on it."""
+def test_over_other_links_as_many_chunks_are_in_flight(pool: Pool, tmp_path: Path) -> None:
+    """The random numbers of a client with both ends depend on the layout."""
     given = {"schedule": "1f1b", "chunks": 9, "client_layers": (1, 2)}
     saving = RunOptions(save=tmp_path, save_every=1, keep=9, link=parse_link("10mbit,25ms"))
     whole = pool.run(train_toy, 2, "dropout", saving, given)[0]
@@ -85,14 +85,14 @@ def test_over_other_links_as_many_chunks_are_on_their_way(pool: Pool, tmp_path: 
 
 @pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
 def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
-    """What the test above holds for links that remember something is not so by chance."""
+    """The test above depends on link state and does not pass by chance."""
     given = {"compress_forward": spec, "epochs": 3}
     whole = pool.run(train_toy, 2, "plain", RunOptions(save=tmp_path, save_every=5, keep=9), given)[0]
     forgetful = pool.run(_train_forgetting, 2, RunOptions(resume=tmp_path / "step-00000005"), given)[0]
     assert forgetful.end.parameters_sha256 != whole.end.parameters_sha256
 
 
-def _train_forgetting(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
+def _train_forgetting(group: Any, running: RunOptions, given: dict[str, Any]) -> Recorder:
     from thinpipe.train.engines.pipeline import PipelineEngine
 
     remember, PipelineEngine.load_codec_state = PipelineEngine.load_codec_state, lambda self, memory: None  # type: ignore[method-assign]
@@ -132,7 +132,7 @@ def test_copies_on_disk_are_those_in_memory_and_leave_no_file(pool: Pool, tmp_pa
         pytest.param(3, 2, {"parallel": "data", "optimizer": "adamw"}, {}, id="fewer replicas"),
     ],
 )
-def test_any_number_of_workers_goes_on_where_others_stopped(
+def test_any_number_of_workers_resumes(
     pool: Pool, tmp_path: Path, before: int, after: int, given: dict[str, Any], moved: dict[str, Any]
 ) -> None:
     """No codec loses anything and nothing is drawn at random: the end is the unbroken run's, but for rounding."""
@@ -150,7 +150,7 @@ def test_any_number_of_workers_goes_on_where_others_stopped(
     assert line.endswith("dropped: " + ("the random state of worker 2" if before == 3 else "nothing"))
 
 
-def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Pool, tmp_path: Path) -> None:
+def test_links_between_the_same_units_keep_state_and_others_are_reported(pool: Pool, tmp_path: Path) -> None:
     """Three workers are cut before units 1, 3 and 5, two before 1 and 5."""
     given = {"compress": "power:4"}
     pool.run(train_toy, 3, "dropout", RunOptions(save=tmp_path, steps=5), given)
@@ -169,8 +169,8 @@ def test_links_between_the_same_units_remember_and_the_others_are_told(pool: Poo
         assert torch.equal(seen.recalled[now], before[then]), now
 
 
-def _recalled(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
-    """What the client's links were given, beside what it heard."""
+def _recalled(group: Any, running: RunOptions, given: dict[str, Any]) -> Recorder:
+    """Return the tensors given to the client's links, in addition to its result."""
     from thinpipe.train.engines.pipeline import PipelineEngine
 
     recall, seen = PipelineEngine.load_codec_state, {}
@@ -181,14 +181,14 @@ def _recalled(group: Any, running: RunOptions, given: dict[str, Any]) -> Ears:
 
     PipelineEngine.load_codec_state = listen  # type: ignore[method-assign]
     try:
-        ears = train_toy(group, "dropout", running, given)
+        recorder = train_toy(group, "dropout", running, given)
     finally:
         PipelineEngine.load_codec_state = recall  # type: ignore[method-assign]
-    ears.recalled = seen  # type: ignore[attr-defined]
-    return ears
+    recorder.recalled = seen  # type: ignore[attr-defined]
+    return recorder
 
 
-def test_replicas_that_are_fewer_forget_what_they_had_not_sent(pool: Pool, tmp_path: Path) -> None:
+def test_fewer_replicas_drop_error_feedback(pool: Pool, tmp_path: Path) -> None:
     given = {"parallel": "data", "compress": "uniform:4"}
     pool.run(train_toy, 3, "dropout", RunOptions(save=tmp_path, steps=5), given)
     rest = pool.run(train_toy, 2, "dropout", RunOptions(resume=tmp_path), given)[0]
@@ -198,15 +198,15 @@ def test_replicas_that_are_fewer_forget_what_they_had_not_sent(pool: Pool, tmp_p
 
 def test_only_the_newest_are_kept_and_the_last_is_complete(tmp_path: Path) -> None:
     running = RunOptions(save=tmp_path, save_every=3, keep=2, keep_best=False)
-    ears = run_toy(None, ToyTask(), running, parallel="none")
+    recorder = run_toy(None, ToyTask(), running, parallel="none")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000006", "step-00000008"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000006", "step-00000008"]
-    assert [Path(path).name for path in ears.paths] == ["step-00000003", "step-00000006", "step-00000008"]
+    assert [Path(path).name for path in recorder.paths] == ["step-00000003", "step-00000006", "step-00000008"]
     progress = read_manifest(newest(tmp_path)).progress
     assert progress.is_complete
-    assert ears.end is not None
-    assert progress.parameters_sha256 == ears.end.parameters_sha256
-    assert (progress.metric, progress.best_metric) == (ears.end.metric, ears.end.best_metric)
+    assert recorder.end is not None
+    assert progress.parameters_sha256 == recorder.end.parameters_sha256
+    assert (progress.metric, progress.best_metric) == (recorder.end.metric, recorder.end.best_metric)
 
 
 def test_an_older_checkpoint_never_replaces_newer_ones(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_an_older_checkpoint_never_replaces_newer_ones(tmp_path: Path) -> None:
 def test_after_a_damaged_one_the_later_ones_are_made_again(tmp_path: Path) -> None:
     run_toy(None, ToyTask(), RunOptions(save=tmp_path, save_every=1, keep=2), parallel="none")
     newest(tmp_path).joinpath("part-0.safetensors").write_bytes(b"")
-    ears = run_toy(None, ToyTask(), RunOptions(save=tmp_path, save_every=1, resume=tmp_path), parallel="none")
-    assert ears.notices[0].startswith("step 8 is damaged")
+    recorder = run_toy(None, ToyTask(), RunOptions(save=tmp_path, save_every=1, resume=tmp_path), parallel="none")
+    assert recorder.notices[0].startswith("step 8 is damaged")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000007", "step-00000008"]
     assert newest(tmp_path).joinpath("part-0.safetensors").stat().st_size
 
@@ -243,7 +243,7 @@ def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
         newest(tmp_path)
 
 
-def test_what_a_broken_run_left_does_not_disturb_the_next_one(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_run_do_not_disturb_the_next(tmp_path: Path) -> None:
     left = tmp_path / "step-00000004.partial"
     left.mkdir()
     (left / "manifest.json").write_text("{")

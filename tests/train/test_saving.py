@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, settings_for, train_toy, world_in
+from tests.train.toy import Recorder, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.train.checkpoints import saving
 from thinpipe.train.checkpoints.folder import LOCK, FolderLock, checkpoints, newest
 from thinpipe.train.checkpoints.manifest import Progress, SaveOptions, read_manifest
@@ -38,7 +38,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_run_in_a_folder_is_refused_and_told_whose_it_is(tmp_path: Path) -> None:
+def test_a_second_run_in_a_folder_is_rejected_with_the_holder(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     with pytest.raises(SetupError, match=f"{tmp_path} is in use by process {os.getpid()} on ") as error:
         run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
@@ -48,7 +48,7 @@ def test_a_second_run_in_a_folder_is_refused_and_told_whose_it_is(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004", "step-00000008"]
 
 
-def test_a_killed_run_holds_nothing(tmp_path: Path) -> None:
+def test_a_killed_run_holds_no_lock(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
@@ -83,7 +83,7 @@ def test_a_lock_that_has_just_been_taken_away_is_made_again(tmp_path: Path, monk
     lock.release()
 
 
-def test_a_file_system_without_locks_is_told_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_reported_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = tmp_path / "step-00000002.partial"  # perhaps another run's, just being written
     left.mkdir()
 
@@ -91,8 +91,8 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path: Path, monkeypatc
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    ears = run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
-    assert ears.notices == [
+    recorder = run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
+    assert recorder.notices == [
         f"{tmp_path} cannot be locked (No locks available): see to it that no other run saves there"
     ]
     assert len(checkpoints(tmp_path)) == 2
@@ -106,19 +106,19 @@ def test_two_new_runs_do_not_mix(tmp_path: Path) -> None:
         run_toy(None, ToyTask(), RunOptions(save=tmp_path), parallel="none")
 
 
-def train_apart(group: Any, directory: Path, running: dict[str, Any], given: dict[str, Any]) -> Ears | str:
+def train_apart(group: Any, directory: Path, running: dict[str, Any], given: dict[str, Any]) -> Recorder | str:
     """As on machines that share nothing: every worker sees a folder of its own."""
-    task, world, ears = ToyTask("dropout"), world_in(group), Ears()
+    task, world, recorder = ToyTask("dropout"), world_in(group), Recorder()
     mine = directory / str(world.worker)
     goes_on = running.pop("goes_on", False)
     settings = settings_for(task, group, **given)
     how = RunOptions(save=mine, resume=mine if goes_on else None, **running)
     settings, how = adopt_client_settings(settings, how, world)
     try:
-        train(task, settings, how, world, lambda: ears)
+        train(task, settings, how, world, lambda: recorder)
     except SetupError as error:
         return str(error)
-    return ears
+    return recorder
 
 
 def test_folders_that_are_not_one_are_an_error_before_the_first_step(pool: Pool, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_folders_that_are_not_one_are_an_error_before_the_first_step(pool: Pool,
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_saved_by_the_client_alone_a_run_goes_on_to_the_bit(pool: Pool, tmp_path: Path, workers: int) -> None:
+def test_saved_by_the_client_alone_a_run_resumes_bit_identically(pool: Pool, tmp_path: Path, workers: int) -> None:
     given = {"compress_forward": "delta(uniform:2)", "compress_backward": "power:4"}
     whole = pool.run(train_toy, workers, "dropout", RunOptions(), given)[0]
     local = {"save_local": True, "steps": 5}
@@ -151,19 +151,19 @@ def test_damaged_with_the_client_alone_all_step_back(pool: Pool, tmp_path: Path)
     local = {"save_local": True, "steps": 5, "save_every": 3, "keep_best": False}
     pool.run(train_apart, 2, tmp_path, local, {})
     os.truncate(newest(tmp_path / "0") / "part-1.safetensors", 100)
-    ears = pool.run(train_apart, 2, tmp_path, {"save_local": True, "goes_on": True}, {})[0]
-    assert ears.notices[0].startswith("step 5 is damaged: part-1.safetensors has 100 bytes")
-    assert ears.notices[0].endswith("going on from step 3")
+    recorder = pool.run(train_apart, 2, tmp_path, {"save_local": True, "goes_on": True}, {})[0]
+    assert recorder.notices[0].startswith("step 5 is damaged: part-1.safetensors has 100 bytes")
+    assert recorder.notices[0].endswith("going on from step 3")
 
 
 def test_the_settings_of_a_run_that_the_client_has_are_the_clients(pool: Pool, tmp_path: Path) -> None:
     """A server that has no checkpoint knows no settings: it was started with --resume and nothing else."""
     pool.run(train_apart, 2, tmp_path, {"save_local": True, "steps": 5}, {"lr": 0.01})
-    ends = pool.run(_train_as_told, 2, tmp_path)
+    ends = pool.run(_train_as_requested, 2, tmp_path)
     assert ends[0].end.steps == 3
 
 
-def _train_as_told(group: Any, directory: Path) -> Ears | str:
+def _train_as_requested(group: Any, directory: Path) -> Recorder | str:
     given = {"lr": 0.01} if group.rank() == 0 else {}
     return train_apart(group, directory, {"save_local": True, "goes_on": True}, given)
 
@@ -171,9 +171,9 @@ def _train_as_told(group: Any, directory: Path) -> Ears | str:
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/full")
 
 
-def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int], local: bool) -> tuple[Ears, str]:
+def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int], local: bool) -> tuple[Recorder, str]:
     """One worker finds the disk full when these steps are saved."""
-    write, ears, task = saving.write_pieces, Ears(), ToyTask()
+    write, recorder, task = saving.write_pieces, Recorder(), ToyTask()
     world = world_in(group)
 
     def write_or_not(path: Path, pieces: Any) -> Part:
@@ -185,31 +185,31 @@ def train_on_full_disk(group: Any, directory: Path, worker: int, steps: list[int
     saving.write_pieces = write_or_not
     try:
         running = RunOptions(save=directory, save_every=2, keep=2, save_local=local, keep_best=False)
-        train(task, settings_for(task, group), running, world, lambda: ears)
+        train(task, settings_for(task, group), running, world, lambda: recorder)
     except UnsavedError as error:
-        return ears, str(error)
+        return recorder, str(error)
     finally:
         saving.write_pieces = write
-    return ears, ""
+    return recorder, ""
 
 
 @pytest.mark.parametrize(("worker", "local"), [(0, False), (1, False), (0, True)])
 def test_a_full_disk_ends_no_run_and_the_next_save_is_another_try(
     pool: Pool, tmp_path: Path, worker: int, local: bool
 ) -> None:
-    (ears, error), *others = pool.run(train_on_full_disk, 2, tmp_path, worker, [4, 6], local)
+    (recorder, error), *others = pool.run(train_on_full_disk, 2, tmp_path, worker, [4, 6], local)
     problem = f"worker {worker}: /full: No space left on device"
-    assert ears.problems == [(4, problem), (6, problem)]
-    assert [Path(path).name for path in ears.paths] == ["step-00000002", "step-00000008"]
+    assert recorder.problems == [(4, problem), (6, problem)]
+    assert [Path(path).name for path in recorder.paths] == ["step-00000002", "step-00000008"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000008"]
     assert [error, *(message for _, message in others)] == ["", ""]
-    assert ears.end.steps == 8
+    assert recorder.end.steps == 8
 
 
 def test_a_last_save_that_fails_is_an_error_after_the_end(pool: Pool, tmp_path: Path) -> None:
-    (ears, error), (_, other) = pool.run(train_on_full_disk, 2, tmp_path, 1, [8], False)
-    assert ears.end.steps == 8
-    assert ears.error is None
+    (recorder, error), (_, other) = pool.run(train_on_full_disk, 2, tmp_path, 1, [8], False)
+    assert recorder.end.steps == 8
+    assert recorder.error is None
     assert error == other
     assert error.endswith("its last checkpoint could not be saved: worker 1: /full: No space left on device")
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000006"]
@@ -218,16 +218,16 @@ def test_a_last_save_that_fails_is_an_error_after_the_end(pool: Pool, tmp_path: 
 def test_a_folder_that_has_gone_is_made_again(tmp_path: Path) -> None:
     """The save that finds it gone makes it, and the run goes on."""
 
-    class Broom(Ears):
+    class Broom(Recorder):
         def saved(self, step: int, path: str) -> None:
             super().saved(step, path)
             if step == 2:
                 shutil.rmtree(tmp_path / "run")
 
-    ears, task = Broom(), ToyTask()
+    recorder, task = Broom(), ToyTask()
     settings = settings_for(task, None, parallel="none")
-    train(task, settings, RunOptions(save=tmp_path / "run", save_every=2), world_in(None), lambda: ears)
-    assert ears.problems == []
+    train(task, settings, RunOptions(save=tmp_path / "run", save_every=2), world_in(None), lambda: recorder)
+    assert recorder.problems == []
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000006", "step-00000008"]
 
 

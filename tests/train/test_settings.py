@@ -16,31 +16,31 @@ from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings, Trained
 
 
-def settled(**given: Any) -> Settings:
+def resolved(**given: Any) -> Settings:
     return resolve({"task": "toy", **given}, ToyTask.defaults, device="cpu")
 
 
-def test_what_is_not_given_is_the_recipes() -> None:
-    settings = settled()
+def test_missing_options_have_the_tasks_defaults() -> None:
+    settings = resolved()
     assert (settings.batch_size, settings.chunks, settings.lr, settings.epochs) == (18, 3, 0.05, 2)
     assert (settings.parallel, settings.workers, settings.compress_backward) == ("pipeline", 2, "tile:8+zero")
     assert settings.client_layers == (1, 1)
 
 
-def test_what_is_given_wins() -> None:
-    settings = settled(lr=0.5, compress_backward="none", workers=3, seed=4)
+def test_given_options_take_precedence() -> None:
+    settings = resolved(lr=0.5, compress_backward="none", workers=3, seed=4)
     assert (settings.lr, settings.workers, settings.seed) == (0.5, 3, 4)
     assert (settings.compress_forward, settings.compress_backward) == ("tile:8", "none")
 
 
 def test_the_last_device_is_for_all_that_follow() -> None:
-    assert settled(workers=3).devices == ["cpu"] * 3
-    assert settled(workers=3, device="cpu,cuda").devices == ["cpu", "cuda", "cuda"]
+    assert resolved(workers=3).devices == ["cpu"] * 3
+    assert resolved(workers=3, device="cpu,cuda").devices == ["cpu", "cuda", "cuda"]
 
 
 @pytest.mark.parametrize(("parallel", "workers"), [("data", 2), ("none", 1)])
-def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: str, workers: int) -> None:
-    settings = settled(parallel=parallel)
+def test_without_links_nothing_is_compressed_or_chunked_by_default(parallel: str, workers: int) -> None:
+    settings = resolved(parallel=parallel)
     assert (settings.compress_forward, settings.chunks, settings.workers) == ("none", 1, workers)
     assert settings.client_layers is None
 
@@ -89,27 +89,27 @@ def test_without_links_nothing_is_compressed_or_chunked_unless_asked(parallel: s
         ({"vocabulary": 100}, "vocabulary is from 257 to"),
     ],
 )
-def test_what_does_not_go_together_is_an_error_that_says_the_rule(given: dict[str, Any], message: str) -> None:
+def test_conflicting_options_are_an_error_with_the_rule(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        settled(**given)
+        resolved(**given)
 
 
 def test_json_and_back() -> None:
-    assert Settings.from_json(settled(compress="power:4").to_json()) == settled(compress="power:4")
+    assert Settings.from_json(resolved(compress="power:4").to_json()) == resolved(compress="power:4")
 
 
-def test_resuming_needs_no_options_again_and_takes_the_same_ones() -> None:
-    saved = settled(lr=0.2, compress="power:4")
+def test_resuming_needs_no_options_and_accepts_the_same_ones() -> None:
+    saved = resolved(lr=0.2, compress="power:4")
     assert resolve_for_resume({"lr": None, "seed": None}, saved) == saved
     assert resolve_for_resume({"lr": 0.2, "compress": "power:4"}, saved) == saved
-    assert resolve_for_resume({"schedule": "1f1b"}, settled(schedule="1f1b:5")) == settled(schedule="1f1b:5")
+    assert resolve_for_resume({"schedule": "1f1b"}, resolved(schedule="1f1b:5")) == resolved(schedule="1f1b:5")
     with pytest.raises(ValueError, match=r"schedule.*: 1f1b:5 when it was saved, 1f1b:6 now"):
-        resolve_for_resume({"schedule": "1f1b:6"}, settled(schedule="1f1b:5"))
+        resolve_for_resume({"schedule": "1f1b:6"}, resolved(schedule="1f1b:5"))
 
 
 def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
     with pytest.raises(ValueError, match="these differ") as error:
-        resolve_for_resume({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, settled())
+        resolve_for_resume({"lr": 0.3, "compress": "none", "epochs": 2, "parallel": "none"}, resolved())
     lines = str(error.value).splitlines()
     assert "  lr: 0.05 when it was saved, 0.3 now" in lines
     assert "  compress_forward: tile:8 when it was saved, none now" in lines
@@ -117,26 +117,26 @@ def test_other_options_are_an_error_that_names_each_with_both_values() -> None:
     assert not any("epochs" in line for line in lines)
 
 
-def test_adam_betas_are_kept_and_stay_what_they_were() -> None:
-    saved = Settings.from_json(json.loads(json.dumps(settled(optimizer="adamw", adam_betas=(0.9, 0.95)).to_json())))
+def test_adam_betas_are_saved_and_fixed() -> None:
+    saved = Settings.from_json(json.loads(json.dumps(resolved(optimizer="adamw", adam_betas=(0.9, 0.95)).to_json())))
     assert saved.adam_betas == (0.9, 0.95)
     assert resolve_for_resume({"adam_betas": (0.9, 0.95)}, saved) == saved
     with pytest.raises(ValueError, match=r"adam_betas: 0\.9,0\.95 when it was saved, 0\.8,0\.99 now"):
         resolve_for_resume({"adam_betas": (0.8, 0.99)}, saved)
 
 
-def test_who_computes_what_and_where_data_are_may_change() -> None:
+def test_placement_and_location_of_data_may_change() -> None:
     moved = {"workers": 4, "client_layers": (2, 2), "data": "/elsewhere", "weights": "/there", "threads": 3}
-    assert resolve_for_resume(moved, settled()) == settled(**moved)
-    line = resolve_for_resume({"layout": "linear"}, settled())
+    assert resolve_for_resume(moved, resolved()) == resolved(**moved)
+    line = resolve_for_resume({"layout": "linear"}, resolved())
     assert (line.layout, line.client_layers) == ("linear", None)
     assert resolve_for_resume({"layout": "client-server"}, line).client_layers is None
     with pytest.raises(ValueError, match="client_layers is for layout client-server"):
         resolve_for_resume({"client_layers": (1, 1)}, line)
     with pytest.raises(ValueError, match="layout: client-server when it was saved, linear now"):
-        resolve_for_resume({"layout": "linear"}, settled(parallel="data"))
+        resolve_for_resume({"layout": "linear"}, resolved(parallel="data"))
     with pytest.raises(ValueError, match="and 4 replicas; take 16"):
-        resolve_for_resume({"workers": 4}, settled(parallel="data"))
+        resolve_for_resume({"workers": 4}, resolved(parallel="data"))
 
 
 @pytest.mark.parametrize(
@@ -151,21 +151,21 @@ def test_who_computes_what_and_where_data_are_may_change() -> None:
 )
 def test_settings_of_another_version_are_an_error_that_names_one(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Settings.from_json(settled().to_json() | change)
+        Settings.from_json(resolved().to_json() | change)
 
 
-def test_a_setting_that_is_not_there_is_what_versions_without_it_did() -> None:
-    saved = settled().to_json()
+def test_a_missing_setting_behaves_as_versions_without_it() -> None:
+    saved = resolved().to_json()
     for name in ("clip_norm", "amp", "recompute", "threads", "samples", "adam_betas"):
         del saved[name]
-    assert Settings.from_json(saved) == settled()
+    assert Settings.from_json(saved) == resolved()
     del saved["lr"]
     with pytest.raises(ValueError, match="its settings have no 'lr'"):
         Settings.from_json(saved)
 
 
-def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_goes_on() -> None:
-    saved = settled(lr_schedule="linear")
+def test_a_checkpoint_with_the_old_name_of_the_linear_schedule_resumes() -> None:
+    saved = resolved(lr_schedule="linear")
     older = Settings.from_json({**saved.to_json(), "lr_schedule": "polynomial"})
     assert older == saved
     assert resolve_for_resume(read(Settings, {"lr_schedule": "polynomial"}), older) == saved
@@ -184,7 +184,7 @@ def names(kind: type, holds: Callable[[Option], object]) -> set[str]:
     return {name for name, declared in options_of(kind).items() if holds(declared)}
 
 
-def test_marks_select_what_evaluation_keeps_and_what_an_export_finds_elsewhere() -> None:
+def test_marks_select_kept_and_moved_options() -> None:
     assert names(Settings, lambda each: each.kept == "always") == {"parallel", "batch_size", "amp", "seed"}
     assert names(Settings, lambda each: each.kept == "same parallel") == {
         *("workers", "layout", "client_layers", "chunks", "compress_forward")
@@ -197,7 +197,7 @@ def test_marks_select_what_evaluation_keeps_and_what_an_export_finds_elsewhere()
     }
 
 
-def test_workers_compare_what_a_collective_depends_on() -> None:
+def test_workers_compare_options_that_collectives_depend_on() -> None:
     running = RunOptions(save=Path("here"), keep=3, capture=Capture(path=Path("c.safetensors"), steps=(1, 5)))
     shared = running.shared()
     assert shared.keys() == {
@@ -206,12 +206,12 @@ def test_workers_compare_what_a_collective_depends_on() -> None:
     }
     assert (shared["save"], shared["resume"], shared["keep"]) == (True, False, 3)  # paths may differ
     assert shared["capture"] == [(1, 5), 1, 1 << 30]
-    json.dumps(shared | settled(data="text.txt", threads=2).shared())
-    assert {"data", "threads"}.isdisjoint(settled(data="text.txt", threads=2).shared())
+    json.dumps(shared | resolved(data="text.txt", threads=2).shared())
+    assert {"data", "threads"}.isdisjoint(resolved(data="text.txt", threads=2).shared())
 
 
 def test_paths_of_settings_are_text_in_json_and_paths_again() -> None:
-    settings = settled(data="text.txt", weights="folder")
+    settings = resolved(data="text.txt", weights="folder")
     assert (settings.data, settings.source.weights) == (Path("text.txt"), Path("folder"))
     saved = json.loads(json.dumps(settings.to_json()))
     assert saved["data"] == "text.txt"

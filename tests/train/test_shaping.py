@@ -61,7 +61,7 @@ def test_delays_losses_and_two_rates(text: str, shape: Shape) -> None:
         *("10mbit,11s", "10mbit,30-20ms", "10mbit,-5ms", "10mbit,40 ms", "10mbit/none"),
     ],
 )
-def test_what_is_no_link_is_an_error_with_the_rule(text: str) -> None:
+def test_an_invalid_link_is_an_error_with_the_rule(text: str) -> None:
     with pytest.raises(ValueError, match="link is a rate from 1kbit to 600gbit"):
         parse_links(text)
 
@@ -111,7 +111,7 @@ def test_a_file_with_other_content_is_named(content: str, message: str, tmp_path
         parse_link(str(path))
 
 
-def test_workers_share_their_interface_where_all_links_are_alike() -> None:
+def test_workers_have_one_interface_if_all_links_are_equal() -> None:
     paths = Shaping(Shape(100, 20, 40)).paths(3)
     names = {pair: [(queue.name, queue.mbit_per_s) for queue in path.queues] for pair, path in paths.items()}
     assert names[0, 1] == [("0 sends", 20), ("1 receives", 100)]

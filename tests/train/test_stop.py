@@ -15,7 +15,7 @@ import pytest
 from tests.pool import Pool
 from tests.scripts import run_script
 from tests.train import scenario
-from tests.train.toy import Ears, ToyTask, run_toy, settings_for, train_toy, world_in
+from tests.train.toy import Recorder, ToyTask, run_toy, settings_for, train_toy, world_in
 from thinpipe.comm.errors import StoppedTogether
 from thinpipe.train.checkpoints import interval
 from thinpipe.train.checkpoints.folder import checkpoints, newest
@@ -82,7 +82,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert output.endswith("thinpipe: ended by SIGTERM\nthinpipe: no checkpoint was written\n")
 
 
-class Signaller(Ears):
+class Signaller(Recorder):
     """Signals its own process during a step, and during the evaluation after it."""
 
     def __init__(self, step: int) -> None:
@@ -95,16 +95,16 @@ class Signaller(Ears):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def stop_toy(step: int, running: RunOptions, parallel: str) -> Ears:
+def stop_toy(step: int, running: RunOptions, parallel: str) -> Recorder:
     """Run the toy in this process until it is stopped; return what its listener received."""
-    ears = Signaller(step)
+    recorder = Signaller(step)
     settings = settings_for(ToyTask("dropout"), None, parallel=parallel, epochs=3)
-    train(ToyTask("dropout"), settings, running, world_in(None), lambda: ears)
-    return ears
+    train(ToyTask("dropout"), settings, running, world_in(None), lambda: recorder)
+    return recorder
 
 
 @pytest.mark.parametrize(("at", "stopped"), [(2, 3), (3, 4), (4, 4), (11, 12)])
-def test_where_a_run_stops(tmp_path: Path, at: int, stopped: int) -> None:
+def test_last_step_of_a_stopped_run(tmp_path: Path, at: int, stopped: int) -> None:
     """A signal in step 4 arrives before the evaluation that follows it; after step 11 only the last is left."""
     if stopped == 12:
         assert stop_toy(at, RunOptions(save=tmp_path), "none").end is not None
@@ -117,7 +117,7 @@ def test_where_a_run_stops(tmp_path: Path, at: int, stopped: int) -> None:
     assert (progress.step, progress.metric == progress.metric) == (stopped, stopped == 4)  # evaluated after step 4
 
 
-def test_without_a_folder_nothing_is_saved_and_the_output_says_so(tmp_path: Path) -> None:
+def test_without_a_folder_nothing_is_saved_and_the_output_reports_it(tmp_path: Path) -> None:
     facts = {"save": None, "slow": 0.1, "marker": str(tmp_path / "in_step")}
     ended, output = stop_scenario(tmp_path / "saved", (tmp_path / "in_step").exists, signal.SIGTERM, **facts)
     assert ended == 143, output
@@ -148,7 +148,7 @@ def train_by_clock(group: Any, running: RunOptions, step_s: float) -> list[str]:
 @pytest.mark.parametrize(
     ("every", "step_s", "steps"), [("5min", 60, (5, 8)), (None, 200, (3, 4, 7, 8)), (3, 1e6, (3, 6, 8))]
 )
-def test_the_clients_clock_says_when_to_save(
+def test_the_clients_clock_decides_when_to_save(
     pool: Pool, tmp_path: Path, every: int | str | None, step_s: float, steps: tuple[int, ...]
 ) -> None:
     """After a time; by default after ten minutes and at the end of an epoch of 4 steps; or after a number of steps."""

@@ -19,7 +19,7 @@ from thinpipe.train.watchers import replace_or_warn
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space\nat x")]
 )
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     path = tmp_path / "step.png"
@@ -34,7 +34,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     assert path.read_text() == "old"
 
 
-def test_a_directory_that_went_away_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removed_directory_is_reported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gone" / "c.safetensors"
     with replace_or_warn("{capture}", path) as temporary:
         save_file({"a": torch.ones(3)}, temporary)

@@ -1,4 +1,4 @@
-"""What cannot be trained is the same error on all workers, before the first step."""
+"""Impossible runs are the same error on all workers, before the first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, settings_for, world_in
+from tests.train.toy import Recorder, ToyTask, settings_for, world_in
 from thinpipe.train.engines.world import SetupError
 from thinpipe.train.preflight import check_space
 from thinpipe.train.running import RunOptions
@@ -37,7 +37,7 @@ def setup_error(group: Any, case: str, save: Path, given: dict[str, Any]) -> str
     running = RunOptions(save=save, keep=1)
     try:
         with patch("thinpipe.train.worker.check_space", check):
-            train(task, settings_for(task, group, **given), running, world_in(group), Ears)
+            train(task, settings_for(task, group, **given), running, world_in(group), Recorder)
     except SetupError as error:
         return str(error)
     return "trained"
@@ -59,7 +59,7 @@ def test_all_workers_raise_the_same(pool: Pool, tmp_path: Path, case: str, given
     assert message in errors[0]
 
 
-def test_room_is_asked_for_three_checkpoints_where_one_and_the_best_are_kept(pool: Pool, tmp_path: Path) -> None:
+def test_space_is_required_for_three_checkpoints_to_keep_one_and_the_best(pool: Pool, tmp_path: Path) -> None:
     """Parameters and SGD's momentum, and no buffers; a new one is complete before an old one goes."""
     parameters = 5 * (256 * 256 + 256) + 256 * 5 + 5
     errors = pool.run(setup_error, 2, "disk", tmp_path, {})

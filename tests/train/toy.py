@@ -86,7 +86,7 @@ class ToyTask(Task):
         return model
 
 
-class Ears:
+class Recorder:
     """Keeps everything it is told."""
 
     def __init__(self) -> None:
@@ -134,14 +134,14 @@ def settings_for(task: Task, group: Any, **given: Any) -> Settings:
     return resolve({"task": task.name, "workers": world_in(group).workers, **given}, task.defaults, device="cpu")
 
 
-def run_toy(group: Any, task: Task, running: RunOptions | None = None, **given: Any) -> Ears:
+def run_toy(group: Any, task: Task, running: RunOptions | None = None, **given: Any) -> Recorder:
     """Train on the workers of a group; what the client heard."""
-    ears = Ears()
-    train(task, settings_for(task, group, **given), running or RunOptions(), world_in(group), lambda: ears)
-    return ears
+    recorder = Recorder()
+    train(task, settings_for(task, group, **given), running or RunOptions(), world_in(group), lambda: recorder)
+    return recorder
 
 
-def train_toy(group: Any, kind: str, running: RunOptions, given: dict[str, Any]) -> Ears:
+def train_toy(group: Any, kind: str, running: RunOptions, given: dict[str, Any]) -> Recorder:
     """The same, as a pool calls it."""
     return run_toy(group, ToyTask(kind), running, **given)
 

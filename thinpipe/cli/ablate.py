@@ -35,7 +35,7 @@ class AblateOptions:
         metavar="TEXT",
         kind=list[str],
         parse=tuple,
-        shown="all",
+        default_text="all",
         default=(),
     )
     retry_failed: bool = option("Run failed runs again.", panel=_WHICH, default=False)
@@ -49,14 +49,14 @@ class AblateOptions:
         metavar="NAME=VALUE",
         kind=list[str],
         parse=tuple,
-        shown="",
+        default_text="",
         default=(),
     )
     results: Path | None = option(
         "File that results are appended to.",
         panel=RESULTS,
         metavar="FILE",
-        shown="PLAN.results.jsonl in this directory",
+        default_text="PLAN.results.jsonl in this directory",
         default=None,
     )
 

@@ -64,7 +64,7 @@ class CommandOptions(MachineOptions):
     json: Path | None = output_option(
         "File for the record; `thinpipe diff` compares two.", metavar="FILE", default=None
     )
-    debug: bool = machine_option("Show tracebacks of errors.", last=True, advanced=True, default=False)
+    debug: bool = machine_option("Show tracebacks of errors.", at_end=True, advanced=True, default=False)
 
 
 @contextmanager

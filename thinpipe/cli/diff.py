@@ -42,7 +42,7 @@ class DiffOptions:
         "Compare these metrics only, and show their values on both sides.",
         panel=_WHAT,
         metavar="NAME,...",
-        shown="every metric that can improve",
+        default_text="every metric that can improve",
         parse=_names,
         default=(),
     )

@@ -20,12 +20,12 @@ _PANEL = "Options"
 class ExportOptions:
     """The options of the command itself."""
 
-    merge: bool = option("Merge adapters into the weights of the model.", panel=_PANEL, last=True, default=False)
+    merge: bool = option("Merge adapters into the weights of the model.", panel=_PANEL, at_end=True, default=False)
 
 
 # Files that the run has read, and that may be elsewhere now.
 _MOVED = [
-    replace(each, help=f"Where the run's {flag(each.name)} is now, if it was moved.", panel=_PANEL, shown="")
+    replace(each, help=f"Where the run's {flag(each.name)} is now, if it was moved.", panel=_PANEL, default_text="")
     for each in options_of(Trained).values()
     if each.movable and each.per_machine
 ]

@@ -54,12 +54,12 @@ def takes(
     """
     groups = [options_of(kind).values() if isinstance(kind, type) else kind for kind in kinds]
     options = [each for group in groups for each in group if each.name not in but]
-    options.sort(key=lambda each: (panels.index(each.panel), each.last))
+    options.sort(key=lambda each: (panels.index(each.panel), each.at_end))
     options = [replace(each, panel=(titles or {}).get(each.panel, each.panel)) for each in options]
-    renamed = {each.was: each.name for each in options if each.was}
+    renamed = {each.old_name: each.name for each in options if each.old_name}
     aliases = {alias: each.name for each in options for alias in each.aliases}
     parameters = [_parameter(each.name, each) for each in options]
-    parameters += [_parameter(each.was, each, hidden=True) for each in options if each.was]
+    parameters += [_parameter(each.old_name, each, hidden=True) for each in options if each.old_name]
     # Hidden, and named in the help text instead: in the help's first column they would make all texts narrower.
     parameters += [_parameter(alias, each, hidden=True) for each in options for alias in each.aliases]
     advanced = frozenset(each.name for each in options if each.advanced and len(options) > MOST)
@@ -87,10 +87,12 @@ def takes(
 
 
 def _parameter(name: str, declared: Option, hidden: bool = False) -> inspect.Parameter:
-    usual = "" if declared.usual is None or isinstance(declared.usual, bool) else as_typed(declared.usual)
+    value, text = declared.default_value, declared.default_text
+    if text is None:
+        text = "" if value is None or isinstance(value, bool) else as_typed(value)
     with flags_in_errors():
         also = f" Also {', '.join(map(flag, declared.aliases))}." if declared.aliases else ""
-        help_, shown = named(declared.help) + also, named(usual if declared.shown is None else declared.shown)
+        help_, shown = named(declared.help) + also, named(text)
     described = typer.Option(
         f"{flag(name)}/{flag('no_' + name)}" if declared.negative else flag(name),
         help=f"{help_} [default: {shown}]" if shown else help_,

@@ -29,7 +29,7 @@ class TrainOptions(CommandOptions):
     compress: str | None = link_option(
         f"Preset, {', '.join(RECIPES)}, or the codec of both directions, as in tile:4.",
         metavar="SPEC",
-        shown="8bit; none for data",
+        default_text="8bit; none for data",
         default=None,
     )
     log: Path | None = output_option("Folder for TensorBoard curves.", metavar="DIR", default=None)

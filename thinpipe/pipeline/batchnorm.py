@@ -37,7 +37,7 @@ class DeferredStatistics:
     def __init__(self, module: nn.Module) -> None:
         self._sums: dict[BatchNorm, _Sums] = {}
         self._held: set[BatchNorm] = set()
-        for norm in _tracking(module):
+        for norm in tracking_norms(module):
             norm.register_forward_pre_hook(self._before)
             norm.register_forward_hook(self._after, always_call=True)
 
@@ -83,7 +83,7 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
 
     They update copies, which are discarded: recomputation must save as many tensors as the first run.
     """
-    kept = [(norm, dict(norm.named_buffers())) for norm in _tracking(module)]
+    kept = [(norm, dict(norm.named_buffers())) for norm in tracking_norms(module)]
     for norm, buffers in kept:
         _FROZEN.add(norm)
         for name, buffer in buffers.items():
@@ -97,5 +97,6 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
                 setattr(norm, name, buffer)
 
 
-def _tracking(module: nn.Module) -> list[BatchNorm]:
+def tracking_norms(module: nn.Module) -> list[BatchNorm]:
+    """Return the batch norms of a module that have running statistics."""
     return [child for child in module.modules() if isinstance(child, BATCH_NORMS) and child.track_running_stats]

@@ -40,7 +40,7 @@ from thinpipe.codecs.recipes import DEFAULT_RECIPE
 from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.group import P2POp
 from thinpipe.links.counters import DeviceClock, Event, now
-from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics
+from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics, tracking_norms
 from thinpipe.pipeline.local_stage import LocalStage
 from thinpipe.pipeline.shaped_stage import drop_buffers
 from thinpipe.pipeline.siblings import indices_here
@@ -78,7 +78,8 @@ class PipelineStage(LocalStage):
         of_links = {field.name: options.pop(field.name) for field in fields(LinkOptions) if field.name in options}
         links = LinkOptions(forward=forward, backward=backward, **of_links)
         super().__init__(submodule, stage_index, num_stages, device, links, torch_args, options)
-        self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
+        deferred = deferred_batch_norm and tracking_norms(submodule)
+        self.statistics = DeferredStatistics(submodule) if deferred else None
         self.recompute = recompute
         self._unsplit = set[int]()  # chunks whose backward was not split into inputs and weights
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}

@@ -92,7 +92,7 @@ def resolve(given: Mapping[str, Any], defaults: TaskDefaults, *, device: str) ->
     if "compress" in chosen and {"compress_forward", "compress_backward"} & chosen.keys():
         raise OptionError("{compress} sets both directions: give it, or {compress_forward} and {compress_backward}")
     forward, backward = directions(DEFAULT_RECIPE if parallel == "pipeline" else "none")
-    found: dict[str, Any] = {name: declared.usual for name, declared in options_of(Settings).items()}
+    found: dict[str, Any] = {name: declared.default_value for name, declared in options_of(Settings).items()}
     found |= {each.name: getattr(defaults, each.name) for each in fields(TaskDefaults)}
     if "lora" in chosen and chosen.get("optimizer", found["optimizer"]) == "adamw":
         found["lr"] = LORA_LR

@@ -52,7 +52,7 @@ class Capture:
         name="capture_steps",
         advanced=True,
         metavar="N,...",
-        shown="3, spread over the run",
+        default_text="3, spread over the run",
         parse=_step_numbers,
         rule=Rule("steps counted from 1", lambda steps: min(steps) >= 1),
         default=None,
@@ -70,7 +70,7 @@ class Capture:
         name="capture_limit",
         advanced=True,
         metavar="SIZE",
-        shown="1GiB",
+        default_text="1GiB",
         parse=parse_size,
         default=1 << 30,
     )
@@ -88,7 +88,7 @@ class RunOptions:
     delta_cache: Path | None = link_option(
         "Folder for the copies of samples that delta(...) keeps.",
         metavar="DIR",
-        shown="in memory",
+        default_text="in memory",
         per_machine=True,
         advanced=True,
         default=None,
@@ -96,7 +96,7 @@ class RunOptions:
     delta_cache_limit: int = link_option(  # bytes
         "Maximum size of these copies per machine.",
         metavar="SIZE",
-        shown="4GiB",
+        default_text="4GiB",
         parse=parse_size,
         per_machine=True,
         advanced=True,
@@ -106,7 +106,7 @@ class RunOptions:
         "Emulate links in network namespaces: a rate, as in 100mbit; 100mbit/20mbit,40ms,0.1% for rates to and from "
         "the client, one-way delay and loss; FILE.toml for a link per pair. Needs root.",
         metavar="LINK",
-        shown="not emulated",
+        default_text="not emulated",
         parse=_one_link,
         per_machine=True,
         default=None,
@@ -114,7 +114,7 @@ class RunOptions:
     memory_limit: int | None = link_option(  # bytes
         "Maximum memory per worker for microbatches in flight; it limits their number under 1f1b.",
         metavar="SIZE",
-        shown="none",
+        default_text="none",
         parse=parse_size,
         advanced=True,
         default=None,
@@ -126,12 +126,12 @@ class RunOptions:
         default=False,
     )
     steps: int | None = training_option(  # counted from the first of the run
-        "Stop after this many steps, counted from the first.", metavar="N", shown="all", rule=COUNT, default=None
+        "Stop after this many steps, counted from the first.", metavar="N", default_text="all", rule=COUNT, default=None
     )
     evaluate_every: int | None = training_option(
         "Evaluate every N steps, in addition to the end of an epoch.",
         metavar="N",
-        shown="an epoch",
+        default_text="an epoch",
         rule=COUNT,
         advanced=True,
         default=None,
@@ -148,7 +148,7 @@ class RunOptions:
     save_every: int | str | None = save_option(  # steps, or a time as the user wrote it
         "Interval between checkpoints: a number of steps, or a time such as 30s, 10min or 2h.",
         metavar="N|TIME",
-        shown="an epoch and 10min",
+        default_text="an epoch and 10min",
         parse=parse_interval,
         rule=INTERVAL,
         advanced=True,
@@ -193,7 +193,7 @@ class RunOptions:
         "Seconds to wait for a missing or silent worker before the run is aborted.",
         name="patience",
         metavar="S",
-        shown=f"{PATIENCE_S:g}",
+        default_text=f"{PATIENCE_S:g}",
         rule=between(2, 1_000_000),
         advanced=True,
         default=PATIENCE_S,

@@ -27,8 +27,8 @@ class _TaskName:
     task: str = model_option(
         f"One of {', '.join(TASKS)}; or your own, package.module:Class.",
         metavar="NAME",
-        usual="digits",
-        shown="digits; lm with a {model}",
+        default_value="digits",
+        default_text="digits; lm with a {model}",
     )
 
 
@@ -39,7 +39,7 @@ class Trained(Source, _TaskName):
     lora: int | None = model_option(
         "Train LoRA adapters of this rank on the blocks, and a classifier's head; freeze all other weights.",
         metavar="RANK",
-        shown="train all weights",
+        default_text="train all weights",
         rule=between(1, MOST_RANK),
         training_only=True,
         default=None,
@@ -47,7 +47,7 @@ class Trained(Source, _TaskName):
     lora_target: str | None = model_option(
         "Layers of the blocks with adapters, as in q_proj,v_proj, or all-linear.",
         metavar="NAME,...",
-        shown="the architecture's",
+        default_text="the architecture's",
         training_only=True,
         advanced=True,
         default=None,
@@ -55,7 +55,7 @@ class Trained(Source, _TaskName):
     lora_alpha: float | None = model_option(
         "LoRA scaling numerator; the update is scaled by X / rank.",
         metavar="X",
-        shown="twice the rank",
+        default_text="twice the rank",
         rule=above(0, 1e6),
         training_only=True,
         advanced=True,
@@ -69,7 +69,7 @@ class Trained(Source, _TaskName):
         metavar="PATTERN",
         kind=list[str],
         parse=lambda patterns: tuple(patterns) or None,
-        shown="none",
+        default_text="none",
         training_only=True,
         advanced=True,
         default=(),
@@ -127,14 +127,14 @@ class Settings(Trained, TaskDefaults):
 
     parallel: Parallel = stage_option(
         "Stages of the model on several workers, replicas of the model, or one process.",
-        usual="pipeline",
+        default_value="pipeline",
         evaluates=True,
         kept="always",
     )
     workers: int = stage_option(
         "Workers to start; with {rank}, workers on all machines. Under torchrun: leave it out.",
         metavar="N",
-        shown="2",
+        default_text="2",
         rule=between(1, 4096),
         movable=True,
         evaluates=True,
@@ -143,7 +143,7 @@ class Settings(Trained, TaskDefaults):
     layout: Layout = stage_option(
         "Worker 0, the client, has the first and the last stage, or the first stage only.",
         kind=Literal["client-server", "linear"],
-        usual="client-server",
+        default_value="client-server",
         movable=True,
         evaluates=True,
         kept="same parallel",
@@ -153,17 +153,19 @@ class Settings(Trained, TaskDefaults):
         "microbatches in flight as the delay of {link} needs; 1f1b:N with N in flight.",
         metavar="NAME",
         rule=Rule(ORDERS, is_order),
-        usual="gpipe",
+        default_value="gpipe",
         advanced=True,
     )
     compress_forward: str = link_option(
         "Codec of activations; axes:B learns a basis, delta(SPEC) sends changes since the last epoch.",
         metavar="SPEC",
-        shown="as {compress}",
+        default_text="as {compress}",
         kept="same parallel",
         advanced=True,
     )
-    compress_backward: str = link_option("Codec of gradients.", metavar="SPEC", shown="as {compress}", advanced=True)
+    compress_backward: str = link_option(
+        "Codec of gradients.", metavar="SPEC", default_text="as {compress}", advanced=True
+    )
     accumulate: int = training_option(
         "Batches per update; their gradients are accumulated.",
         metavar="N",
@@ -193,7 +195,7 @@ class Settings(Trained, TaskDefaults):
     seed: int = training_option(
         "Seed of weights, data and dropout.",
         metavar="N",
-        usual=0,
+        default_value=0,
         rule=below(2**32, most_text="2^32"),
         evaluates=True,
         kept="always",
@@ -202,7 +204,7 @@ class Settings(Trained, TaskDefaults):
         "Device of the workers: cpu, cuda, or cpu,cuda for a client without a GPU.",
         metavar="NAME",
         parse=lambda text: None if text == "auto" else text,
-        shown="auto: cuda if there is one",
+        default_text="auto: cuda if there is one",
         rule=Rule(
             "auto, cpu, cuda, or a list of the last two: the first is the client's, the last for all that follow",
             lambda text: all(name in ("cpu", "cuda") for name in text.split(",")),
@@ -213,7 +215,7 @@ class Settings(Trained, TaskDefaults):
     threads: int | None = stage_option(  # None: set by the environment
         "Threads per worker.",
         metavar="N",
-        shown="cores / workers",
+        default_text="cores / workers",
         rule=between(1, 1024),
         movable=True,
         per_machine=True,

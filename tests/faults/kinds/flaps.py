@@ -112,10 +112,10 @@ def _use_of(pid: int) -> dict[str, int]:
 
 def _check_growth(samples: Sequence[dict[str, dict[str, int]]], result: Result) -> None:
     """Blame whatever grew after the first quarter, in which a run allocates what it keeps."""
-    settled = samples[len(samples) // 4 :]
-    for name in settled[0]:
+    resolved = samples[len(samples) // 4 :]
+    for name in resolved[0]:
         for what, most in _MOST_GROWTH.items():
-            values = [sample[name][what] for sample in settled]
+            values = [sample[name][what] for sample in resolved]
             grew = max(values[len(values) // 2 :]) - max(values[: len(values) // 2 + 1])
             result.measured.append(f"{name}: {what} {' '.join(str(sample[name][what]) for sample in samples)}")
             if grew > most:

@@ -22,6 +22,6 @@ def make_plan(folder: Path, matrix: str, train: str = 'task = "digits"', *overri
 
 
 def starts(log: Path) -> list[str]:
-    """What the made-up trainings noted: codec and seed of each that was started."""
+    """Return the log of the fake runs: codec and seed of each."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [line.partition(" threads")[0] for line in lines if " threads " in line]

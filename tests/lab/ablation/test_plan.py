@@ -49,7 +49,7 @@ def test_other_options_that_vary_are_part_of_the_name(tmp_path: Path) -> None:
     assert plan.runs[1].varied == {"chunks": 2, "client-layers": "2,1"}
 
 
-def test_the_recipe_is_part_of_what_makes_a_run(tmp_path: Path) -> None:
+def test_the_preset_is_part_of_the_identity_of_a_run(tmp_path: Path) -> None:
     said = make_plan(tmp_path, "seed = [0]", 'task = "digits"\nepochs = 10').runs[0]
     left_out = make_plan(tmp_path, "seed = [0]").runs[0]
     other = make_plan(tmp_path, "seed = [0]", 'task = "digits"\nepochs = 11').runs[0]
@@ -125,7 +125,7 @@ def test_a_run_is_found_by_part_of_its_name_and_by_a_codec_in_short(tmp_path: Pa
         ("epochs =", "", "cannot be read as a plan, a TOML file"),
     ],
 )
-def test_what_makes_no_sense_is_named(tmp_path: Path, train: str, matrix: str, message: str) -> None:
+def test_invalid_entries_are_named(tmp_path: Path, train: str, matrix: str, message: str) -> None:
     path = write_plan(tmp_path, matrix, train)
     with pytest.raises(ValueError, match=message) as error:
         read_plan(path, resolve)
@@ -186,7 +186,7 @@ def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str,
     [path for path in sorted(PLANS.glob("*.toml")) if path.stem not in OF_THEIR_OWN],
     ids=lambda path: path.stem,
 )
-def test_shipped_plans_are_what_train_would_accept(path: Path) -> None:
+def test_shipped_plans_are_valid_for_train(path: Path) -> None:
     plan = read_plan(path, resolve)
     assert {run.settings["task"] for run in plan.runs} == {path.stem}
     assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2}
@@ -203,7 +203,7 @@ def test_all_the_plans_that_there_should_be_are_shipped() -> None:
 
 
 @pytest.mark.parametrize("name", ON_A_GPU)
-def test_plans_for_a_gpu_are_read_where_there_is_none(name: str) -> None:
+def test_plans_for_a_gpu_are_read_without_one(name: str) -> None:
     """So that their tables can be made from results that another machine has left."""
     runs = read_plan(PLANS / f"{name}.toml", resolve).runs
     assert {run.settings["device"] for run in runs} == {"cuda"}

@@ -29,7 +29,7 @@ def result_of(run: Run, metric: float | None = 0.9) -> Result:
     )
 
 
-def test_what_was_appended_is_there_when_the_file_is_read_again(tmp_path: Path) -> None:
+def test_appended_results_are_read_again(tmp_path: Path) -> None:
     first, second = make_plan(tmp_path, "seed = [0, 1]").runs
     store = Store(tmp_path / "results.jsonl")
     store.append(result_of(first))
@@ -38,7 +38,7 @@ def test_what_was_appended_is_there_when_the_file_is_read_again(tmp_path: Path) 
     assert again.get(second) is None
 
 
-def test_a_run_tried_again_replaces_what_failed(tmp_path: Path) -> None:
+def test_a_retried_run_replaces_its_failure(tmp_path: Path) -> None:
     (run,) = make_plan(tmp_path, "seed = [0]").runs
     store = Store(tmp_path / "results.jsonl")
     store.append(result_of(run, None))
@@ -97,7 +97,7 @@ def put_giant(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, put_giant])
-def test_what_cannot_be_results_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_invalid_results_are_rejected(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "results.jsonl")
     with pytest.raises(ValueError, match=r"results\.jsonl cannot be read as results: it (is a pipe|has 1\.1 TB)"):
         Store(tmp_path / "results.jsonl")

@@ -84,7 +84,7 @@ def test_errors_are_one_line(tmp_path: Path, code: int, output: str, error: str)
     assert last_error(code, path) == error
 
 
-def test_runs_under_way_are_reported(tmp_path: Path, fake_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_active_runs_are_reported(tmp_path: Path, fake_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "REPORT_S", 0.01)
     lines: list[str] = []
 

@@ -86,7 +86,7 @@ def test_methods_are_held_against_the_uncompressed_one(tmp_path: Path, store: St
     assert f"+{rows_of(found)[-1]['loss_added']:.4f} ± {spread:.4f}" in plain_text(result_tables(found)[0])
 
 
-def test_tables_tell_what_failed_and_what_is_not_in(tmp_path: Path, store: Store) -> None:
+def test_tables_list_failed_and_missing_runs(tmp_path: Path, store: Store) -> None:
     results, failed = result_tables(methods(_runs(tmp_path), store), waiting=1)
     text = plain_text(results)
     assert "91.0% ± 1.0%" in text

@@ -1,4 +1,4 @@
-"""What users ask for is understood, or refused with the rule."""
+"""Options of benchmarks are parsed, or rejected with the rule."""
 
 import pytest
 import torch

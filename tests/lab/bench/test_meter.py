@@ -15,7 +15,7 @@ def test_percentiles_of_known_samples():
     assert times.p95_ms == 95
 
 
-def test_repeats_as_often_as_asked_after_one_warm_up():
+def test_repeats_after_one_warm_up():
     calls = []
     times = time_calls(lambda: calls.append(1), repeat=7, budget_s=10)
     assert len(times.samples_ms) == 7
@@ -60,7 +60,7 @@ def test_a_call_that_compiles_at_first_is_timed_without_it():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("megabytes", [20, 100])
-def test_peak_sees_what_a_call_allocates_and_frees(megabytes):
+def test_peak_includes_freed_allocations(megabytes):
     def call():
         torch.ones(megabytes * 1_000_000 // 4).sum()
 

@@ -92,7 +92,7 @@ def test_every_direction_has_its_rate_and_all_the_delay(lab: Lab) -> None:
     ]
 
 
-def test_a_full_queue_drops_what_comes_last(lab: Lab) -> None:
+def test_a_full_queue_drops_the_last_packets(lab: Lab) -> None:
     lab.start({"up": mbit(12, max_wait_s=0.0041)}, [{"source": 0, "target": 1, "queues": ["up"]}])
     for number in range(8):
         lab.send(0, 1, number)
@@ -116,7 +116,7 @@ def test_workers_with_one_interface_share_it(lab: Lab) -> None:
     assert lab.arrivals() == [(3, 2, 0), (5, 2, 10), (7, 2, 1), (9, 2, 11)]
 
 
-def test_what_has_no_rate_has_its_delay_alone(lab: Lab) -> None:
+def test_a_path_without_a_rate_has_only_its_delay(lab: Lab) -> None:
     lab.start({}, [{"source": 0, "target": 1, "queues": [], "delay_s": 0.005}])
     for number in range(3):
         lab.send(0, 1, number)

@@ -80,7 +80,7 @@ def wait_until_gone(launcher: int, names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("user", "commands", "lacks"), [(1000, True, "no root"), (0, False, "no `ip` of iproute2 and `tc` of iproute2")]
 )
-def test_names_what_a_machine_lacks(user: int, commands: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_named(user: int, commands: bool, lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr("shutil.which", lambda name: name if commands else None)
     with pytest.raises(ValueError, match=f"needs Linux, root, and ip and tc of iproute2; here is {lacks}"):
@@ -90,7 +90,7 @@ def test_names_what_a_machine_lacks(user: int, commands: bool, lacks: str, monke
 
 @needs_namespaces
 @pytest.mark.parametrize("workers", [2, 3])
-def test_every_end_is_shaped_and_everything_goes_away(workers: int) -> None:
+def test_every_end_is_shaped_and_everything_is_removed(workers: int) -> None:
     with suppress(KeyError), thin_network(100, workers) as thin:
         assert thin is not None
         mine = thin.namespaces[0].rpartition("-")[0]
@@ -115,7 +115,7 @@ def test_networks_of_one_process_do_not_meet() -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_that_ask_leave_nothing(number: signal.Signals) -> None:
+def test_signals_leave_no_network(number: signal.Signals) -> None:
     process, names = hold_networks(busy=number == signal.SIGINT)
     assert len(names & namespaces()) == 4
     side_inputs = forwarders(process.pid)
@@ -146,7 +146,7 @@ def test_a_killed_process_leaves_nothing_and_others_stay() -> None:
 
 @needs_namespaces
 @pytest.mark.rate
-def test_what_is_left_with_all_processes_killed_goes_with_the_next_network() -> None:
+def test_leftovers_of_killed_processes_are_removed_with_the_next_network() -> None:
     process, left = hold_networks()
     for pid in forwarders(process.pid):
         os.kill(pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_a_forwarder_that_is_killed_ends_the_workers() -> None:
 
 
 @needs_namespaces
-def test_one_line_where_devices_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_if_devices_cannot_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "_TUN", Path("/dev/net/none"))
     with pytest.raises(
         ValueError, match="and /dev/net/none for more than a rate; here is no /dev/net/none: run as root"

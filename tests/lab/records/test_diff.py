@@ -68,7 +68,7 @@ def test_chosen_columns_may_be_neither_better_nor_worse():
     assert compare(record(row("a")), record(row("a")), ["copy_ms"]).columns == (COPY,)
 
 
-def test_facts_tell_what_differs_and_skip_the_command():
+def test_facts_mark_differences_and_skip_the_command():
     before = record(row("a"), repeat=3, command=["x"], old=1)
     facts = compare(before, record(row("a"), repeat=4, command=["y"])).facts
     assert [(fact.name, fact.baseline, fact.test, fact.differs) for fact in facts] == [
@@ -79,7 +79,7 @@ def test_facts_tell_what_differs_and_skip_the_command():
     ]
 
 
-def test_the_check_names_the_worst_figure():
+def test_the_check_names_the_worst_metric():
     diff = compare(record(row("a"), row("b")), record(row("a", 1.04), row("b", 1.0, 0.9)))
     check = diff.check(0.05)
     assert check.measured == pytest.approx(10)
@@ -88,7 +88,7 @@ def test_the_check_names_the_worst_figure():
     assert diff.check(0.11).passed
 
 
-def test_better_and_neutral_figures_never_fail():
+def test_better_and_neutral_metrics_never_fail():
     diff = compare(record(row("a")), record(row("a", 0.1, 10.0, 99.0)))
     assert diff.check(0).passed
 
@@ -112,7 +112,7 @@ def test_a_record_against_itself_is_all_zeros():
     ],
     ids=["kinds", "no-row", "no-column", "key-column"],
 )
-def test_what_cannot_be_compared_is_an_error(test, columns, message):
+def test_incomparable_records_are_an_error(test, columns, message):
     with pytest.raises(ValueError, match=message):
         compare(record(row("a")), test, columns)
 

@@ -1,4 +1,4 @@
-"""What a figure shows is what the plot was given, and it becomes a PNG however little there is to draw."""
+"""A plot has the given data, and becomes a PNG even without any."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_panel_has_its_lines_in_the_order_of_x() -> None:
     assert (figure.get_suptitle(), figure.get_supylabel()) == ("t", "y")
 
 
-def test_lines_look_as_their_styles_say() -> None:
+def test_lines_have_their_styles() -> None:
     styles = line_styles(["tile", "sort:8"])
     expected = {name: (style.colour, style.marker, style.dashes) for name, style in styles.items()}
     assert looks(plot().figure()) == expected

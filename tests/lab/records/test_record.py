@@ -27,7 +27,7 @@ def record():
     )
 
 
-def test_reads_what_it_wrote(record, tmp_path):
+def test_write_and_read_are_inverse(record, tmp_path):
     path = tmp_path / "record.json"
     record.write(path)
     assert Record.read(path) == record
@@ -45,7 +45,7 @@ def test_a_row_is_a_line(record, tmp_path):
     assert json.dumps(record.rows[0]) in lines
 
 
-def test_nonfinite_figures_become_null(tmp_path):
+def test_non_finite_values_become_null(tmp_path):
     rows = ({"a": math.inf, "b": [math.nan, 1.0]},)
     checks = (Check(claim="c", measured=math.nan, limit=1),)
     Record(kind="test", config={}, columns=(), rows=rows, checks=checks).write(tmp_path / "r.json")
@@ -147,7 +147,7 @@ def test_a_missing_record_is_an_error(tmp_path):
         (None, "at least", False),
     ],
 )
-def test_a_check_holds_a_figure_against_its_bound(measured, bound, passed):
+def test_a_check_compares_a_value_with_its_bound(measured, bound, passed):
     assert Check(claim="c", measured=measured, limit=2, bound=bound).passed is passed
 
 

@@ -85,6 +85,6 @@ def test_a_page_has_result_environment_and_command():
     assert str(record.environment["torch"]) in summary(record)
 
 
-def test_a_fact_of_several_lines_stays_as_it_is_on_a_page():
+def test_a_fact_of_several_lines_keeps_them_on_a_page():
     record = Record(kind="test", config={}, columns=(), rows=(), environment={"topology": "GPU0  X\nGPU1  NV2"})
     assert "- topology: \n\n  ```\n  GPU0  X\n  GPU1  NV2\n  ```\n" in markdown("Page", record, [])

@@ -23,7 +23,7 @@ def with_axes(first_steps: int, last_step: int, **changes: int) -> object:
     return replace(plan, links=(axes, *rest), last_step=last_step, **changes)
 
 
-def test_a_short_run_is_told_its_first_steps() -> None:
+def test_a_short_run_has_a_note_on_its_first_steps() -> None:
     assert "The activations of the first 35 of 80 steps are sent at 8 bits, before the basis is learned." in notes(
         with_axes(35, 80)
     )

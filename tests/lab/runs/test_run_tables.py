@@ -7,7 +7,7 @@ from thinpipe.lab.records import report
 from thinpipe.lab.runs.run_tables import end_tables, plan_tables
 
 
-def test_the_plan_says_who_holds_what_and_what_travels():
+def test_the_plan_shows_stages_and_traffic():
     held, links = (report.plain_text(table) for table in plan_tables(make_plan()))
     assert "1      1          1-18 Stem to Residual   2,222,944  99.4%" in held
     assert "2      0, client  19 Head                    12,810   0.6%" in held
@@ -15,7 +15,7 @@ def test_the_plan_says_who_holds_what_and_what_travels():
     assert "2 to 1  backward   sort:6+2   8x320x2x2    327.7   82.2  0.251" in links
 
 
-def test_the_plan_says_what_delta_sends_while_samples_are_new():
+def test_the_plan_shows_the_bytes_of_new_samples_with_delta():
     plan = make_plan()
     first, *rest = plan.links
     delta = replace(first, spec="delta(sort:2)", wire_bytes=65_536, first_wire_bytes=262_144)
@@ -23,7 +23,7 @@ def test_the_plan_says_what_delta_sends_while_samples_are_new():
     assert "delta(sort:2): 262.1 kB a step forward while samples are new, 65.5 kB after that." in links
 
 
-def test_the_plan_says_that_masks_may_need_less():
+def test_the_plan_notes_that_masks_may_need_less():
     plan = make_plan()
     first, *rest = plan.links
     links = report.plain_text(plan_tables(replace(plan, links=(replace(first, integer_bytes=8200), *rest)))[1])
@@ -31,7 +31,7 @@ def test_the_plan_says_that_masks_may_need_less():
     assert "At most" not in report.plain_text(plan_tables(plan)[1])
 
 
-def test_the_plan_says_which_gradients_are_not_needed() -> None:
+def test_the_plan_names_gradients_that_are_not_needed() -> None:
     plan = make_plan()
     assert "trained" not in "".join(report.plain_text(table) for table in plan_tables(plan))
     client, *rest = plan.holdings
@@ -44,7 +44,7 @@ def test_the_plan_says_which_gradients_are_not_needed() -> None:
     assert "No gradients from stage 1 to 0: nothing that they would reach is trained." in links
 
 
-def test_the_end_says_where_the_time_went():
+def test_the_end_shows_the_time_of_each_part():
     result, links, times = (report.plain_text(table) for table in end_tables(make_plan(), make_end(), 12 * 689152))
     assert "digits     86.7%  87.1%      0.3330  0.4000        802      3.9     689,152" in result
     assert "all     backward              1376.3  344.6  0.250" in links

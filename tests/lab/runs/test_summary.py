@@ -33,7 +33,7 @@ def test_encoding_is_the_senders_and_the_rest_the_receivers():
     assert parts == StepTimes(compute_ms=3.0, encode_ms=1.0, wait_ms=20.0, transfer_ms=200.0, decode_ms=2000.0)
 
 
-def test_the_record_has_what_came_out(tmp_path, capsys):
+def test_the_record_has_the_results(tmp_path, capsys):
     play(record_file(tmp_path / "r.json"))
     assert capsys.readouterr().err == f"wrote {tmp_path / 'r.json'}\n"
     record = Record.read(tmp_path / "r.json")
@@ -67,7 +67,7 @@ def test_the_record_has_what_came_out(tmp_path, capsys):
     assert {column.name for column in record.columns} <= row.keys()
 
 
-def test_a_figure_that_a_run_does_not_have_is_no_column_of_its_record(tmp_path):
+def test_a_missing_metric_is_no_column_of_the_record(tmp_path):
     play(record_file(tmp_path / "linked.json"))
     play(record_file(tmp_path / "alone.json"), "none")
     linked, alone = (Record.read(tmp_path / f"{name}.json") for name in ("linked", "alone"))

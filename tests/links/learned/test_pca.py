@@ -47,7 +47,7 @@ def test_a_sender_finds_the_same_again_and_on_any_number_of_cores(kind: str, mon
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e16])
-def test_what_is_lost_is_in_proportion_to_values(scale: float) -> None:
+def test_the_error_is_proportional_to_values(scale: float) -> None:
     errors = []
     for times in (1.0, scale):
         x = times * (batch("even") - batch("even").mean(0))

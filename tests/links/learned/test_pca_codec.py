@@ -114,7 +114,7 @@ def test_first_at_eight_bits_then_at_two_and_sizes_are_known_from_shapes_and_ste
     assert link_codec("axes:2").basis_schedule(slot, CHUNKS) == (CHUNKS * part, 5, START + 1 + LEAD, 8)
 
 
-def test_without_now_it_waits_until_a_model_has_settled() -> None:
+def test_without_now_the_first_steps_use_the_warmup_codec() -> None:
     link = Link("axes:2")
     for seed in range(START + LEAD + 3):
         link.step(batch(seed))
@@ -123,7 +123,7 @@ def test_without_now_it_waits_until_a_model_has_settled() -> None:
     assert [sizes[0] for sizes in link.sizes] == [first] * (START + LEAD) + [first + part, plain, plain]
 
 
-def test_axes_follow_what_changes() -> None:
+def test_the_basis_follows_changing_activations() -> None:
     """Another mean and other axes than in the beginning."""
     link = Link()
     other = torch.linalg.qr(torch.randn(48, 48, generator=torch.Generator().manual_seed(0))).Q
@@ -153,7 +153,7 @@ def test_evaluations_use_the_axes_and_leave_no_trace() -> None:
 
 
 @pytest.mark.parametrize("stopped", range(1, 8))
-def test_what_was_saved_goes_on_to_the_bit(stopped: int) -> None:
+def test_a_saved_state_continues_bit_identically(stopped: int) -> None:
     reference, rest = Link(), Link()
     for seed in range(stopped):
         reference.step(batch(seed))
@@ -164,7 +164,7 @@ def test_what_was_saved_goes_on_to_the_bit(stopped: int) -> None:
     assert same(reference.state(), rest.state())
 
 
-def test_a_state_with_moments_apart_is_read_and_what_was_learned_travels_at_once() -> None:
+def test_a_state_with_separate_moments_is_read_and_its_basis_is_sent_immediately() -> None:
     """As states were when learning had one step for it."""
     reference, rest = Link(), Link()
     for seed in range(2):
@@ -187,7 +187,7 @@ def test_a_state_with_moments_apart_is_read_and_what_was_learned_travels_at_once
 
 @pytest.mark.parametrize("start", [0, START])
 @pytest.mark.parametrize("shape", [(8, 48), (64, 48), (256, 48), (16, 128, 768), (4, 64, 56, 56)], ids=str)
-def test_what_is_learned_has_its_steps_before_more_is(shape: tuple[int, ...], start: int) -> None:
+def test_a_basis_update_is_sent_completely_before_the_next(shape: tuple[int, ...], start: int) -> None:
     for chunks, bits in itertools.product((1, 3, 8), (0.5, 2, 8)):
         rows = rows_of(shape, bits, chunks)
         assert rows is not None
@@ -199,7 +199,7 @@ def test_what_is_learned_has_its_steps_before_more_is(shape: tuple[int, ...], st
         assert set(range(due[0], start + 400, every)) <= set(due)
 
 
-def test_without_what_was_saved_it_begins_anew() -> None:
+def test_without_saved_state_learning_starts_again() -> None:
     link = Link()
     for seed in range(5):
         link.step(batch(seed))
@@ -236,7 +236,7 @@ def test_every_tensor_of_a_message_has_axes_of_its_own() -> None:
     assert {key.partition(".")[0] for key in link.sender.shared_state_dict()} == {"0", "1"}
 
 
-def test_not_finite_in_not_finite_out_and_learning_goes_on() -> None:
+def test_non_finite_values_pass_and_learning_continues() -> None:
     link = Link()
     for seed in range(14):
         x = batch(seed)
@@ -312,7 +312,7 @@ def test_gradients_are_refused() -> None:
 
 
 @pytest.mark.parametrize("use", [thinpipe.codec, thinpipe.ddp_state], ids=["codec", "ddp"])
-def test_outside_a_link_the_error_names_where_it_belongs(use: object) -> None:
+def test_without_a_link_the_error_names_the_link(use: object) -> None:
     assert callable(use)
     with pytest.raises(ValueError, match=r"axes:2 learns from what a link carries\b.* here take gauss:2"):
         use("axes:2")

@@ -94,7 +94,7 @@ def test_which_rows_shapes_have() -> None:
 
 @pytest.mark.parametrize("bits", [0.5, 1, 2.5, 8])
 @pytest.mark.parametrize("shape", [(16, 128, 768), (8, 64, 4096), (4, 64, 56, 56), (2, 4, 32)], ids=str)
-def test_learning_takes_a_small_part_and_axes_stay_fresh(shape: tuple[int, ...], bits: float) -> None:
+def test_updates_are_small_and_the_basis_stays_current(shape: tuple[int, ...], bits: float) -> None:
     rows = rows_of(shape, bits, 4)
     assert rows is not None
     every = rows.every(bits, 4)
@@ -107,7 +107,7 @@ def test_learning_takes_a_small_part_and_axes_stay_fresh(shape: tuple[int, ...],
 
 
 @pytest.mark.parametrize("bits", [0.5, 1, 2, 3.25, 4, 6])
-def test_normal_rows_lose_what_their_variances_say(bits: float) -> None:
+def test_error_of_normal_rows_follows_their_variances(bits: float) -> None:
     x, later = correlated((4096, 96)), correlated((4096, 96), seed=9)
     rows, basis = learned(x, bits)
     assert int(basis.bits.sum()) == math.floor(bits * 96)
@@ -168,7 +168,7 @@ def test_an_outlier_spoils_its_row_alone_and_not_much() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_stays_so_in_its_row_and_teaches_nothing(bad: float) -> None:
+def test_non_finite_values_stay_in_their_row_and_are_not_learned(bad: float) -> None:
     x = correlated((512, 64))
     rows, basis = learned(x, 2)
     x[7, 3] = bad
@@ -309,7 +309,7 @@ def kernels_of(machine: str) -> tuple[Kernels, torch.device]:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN in the interpreter
 @pytest.mark.parametrize("machine", ["cpu", "cuda"])
 @pytest.mark.parametrize("rows", [1, 9, 700, 1500])
-def test_kernels_do_what_the_reference_does(machine: str, rows: int) -> None:
+def test_kernels_match_the_reference(machine: str, rows: int) -> None:
     kernels, device = kernels_of(machine)
     draw = torch.Generator().manual_seed(rows)
     bits = torch.tensor([3, 0, 8, 1, 5, 2, 0, 4, 7, 6], dtype=torch.uint8)

@@ -91,7 +91,7 @@ class Pipeline:
 
     @property
     def inputs(self) -> list[Tensor]:
-        """What this worker passes to the schedule: the batch if it has the first stage."""
+        """Return the arguments of the schedule on this worker: the batch if it has the first stage."""
         return [self.x] if self.is_first else []
 
     def step(self, **options: Any) -> tuple[Any, list[Tensor]]:

@@ -1,4 +1,4 @@
-"""What torch's stage refuses, waits for without end or computes wrongly is an error of thinpipe's stage."""
+"""Errors of thinpipe's stage where torch's rejects, hangs or computes wrong results."""
 
 from __future__ import annotations
 

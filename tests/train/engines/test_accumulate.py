@@ -44,7 +44,7 @@ def test_two_batches_are_one_of_twice_the_size(
     many, one = trained(given | TWICE), trained(given | {"batch_size": 36} | once)
     assert [step.samples for step in many.steps] == [36] * 4  # two of each epoch of 80
     for name in ("lr", "loss", "accuracy"):
-        received = [[getattr(step, name) for step in ears.steps] for ears in (many, one)]
+        received = [[getattr(step, name) for step in recorder.steps] for recorder in (many, one)]
         assert received[0] == pytest.approx(received[1], abs=1e-5)
     if given.get("parallel") == "data":  # whose replicas have other samples, and send once in a step
         assert [step.wire_bytes for step in many.steps] == [step.wire_bytes for step in one.steps]
@@ -58,7 +58,7 @@ def joined(pair: list[Batch]) -> Batch:
 
 
 def gradients(group: dist.ProcessGroup | None, once: bool) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Of two batches of texts, of which the second has far fewer labels."""
+    """Return two batches of texts, the second with far fewer labels."""
     pair = batches(padded=True)[:2]
     pair[1].labels[:, 3:] = -100
     given, chunks = ([joined(pair)], 2 * CHUNKS) if once else (pair, CHUNKS)
@@ -88,7 +88,7 @@ def test_the_mean_is_over_all_labelled_positions(pool: Pool, workers: int) -> No
             torch.testing.assert_close(gradient, expected[name], atol=1e-7, rtol=1e-5)
 
 
-def test_a_run_goes_on_after_any_step(tmp_path: Path) -> None:
+def test_a_run_resumes_after_any_step(tmp_path: Path) -> None:
     given = {"parallel": "none", **TWICE}
     full = run_toy(None, ToyTask("dropout"), RunOptions(), **given)
     run_toy(None, ToyTask("dropout"), RunOptions(save=tmp_path, save_every=1, steps=3), **given)

@@ -1,4 +1,4 @@
-"""What a network's delay costs, counted without a clock: messages are noted as they are sent, expected and awaited."""
+"""The cost of network delay by a logical clock: messages are recorded when sent, expected and awaited."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def clocks(notes: list[list[Note]]) -> list[dict[int, int]]:
         (3, "linear", 4, {"schedule": "1f1b:9", "compress_forward": "delta(uniform:2)"}),
     ],
 )
-def test_a_step_takes_the_delays_of_its_hops(
+def test_a_step_takes_one_delay_per_hop(
     pool: Pool, workers: int, layout: str, hops: int, given: dict[str, Any]
 ) -> None:
     """There and back for activations and for gradients, and nothing for statistics: not to clip, and not to go on."""

@@ -33,9 +33,9 @@ STEPS = 5  # of the eight there are: one more than an epoch
 
 def both(pool: Pool, tmp_path: Path, kind: str, workers: int, given: dict[str, Any], alone: dict[str, Any]) -> Any:
     """The models and what the clients heard: of several workers, and of one process."""
-    ears = pool.run(train_toy, workers, kind, RunOptions(save=tmp_path / "many", steps=STEPS), given)[0]
+    recorder = pool.run(train_toy, workers, kind, RunOptions(save=tmp_path / "many", steps=STEPS), given)[0]
     single = run_toy(None, ToyTask(kind), RunOptions(save=tmp_path / "one", steps=STEPS), parallel="none", **alone)
-    return saved_model(tmp_path / "many"), saved_model(tmp_path / "one"), ears, single
+    return saved_model(tmp_path / "many"), saved_model(tmp_path / "one"), recorder, single
 
 
 # No AdamW with batch norm: a bias before one has no gradient but rounding, which Adam makes as large as any other.
@@ -52,33 +52,33 @@ ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "clip_norm": 0.1, "lr": 0.00
         pytest.param("plain", 2, ADAMW, id="adamw, clipped"),
     ],
 )
-def test_an_uncompressed_pipeline_trains_what_one_process_trains(
+def test_an_uncompressed_pipeline_trains_like_one_process(
     pool: Pool, tmp_path: Path, kind: str, workers: int, given: dict[str, Any]
 ) -> None:
     training = {
         name: value for name, value in given.items() if name in ("optimizer", "weight_decay", "clip_norm", "lr")
     }
-    many, one, ears, single = both(
+    many, one, recorder, single = both(
         pool, tmp_path, kind, workers, {"compress": "none", **given}, {"chunks": 3, **training}
     )
     assert many.keys() == one.keys()
     for name, value in many.items():
         torch.testing.assert_close(value, one[name], atol=1e-5, rtol=1e-5)
-    assert [step.loss for step in ears.steps] == pytest.approx([step.loss for step in single.steps], abs=1e-5)
-    assert [step.accuracy for step in ears.steps] == [step.accuracy for step in single.steps]
-    norms = [step.gradient_norm for step in ears.steps]
+    assert [step.loss for step in recorder.steps] == pytest.approx([step.loss for step in single.steps], abs=1e-5)
+    assert [step.accuracy for step in recorder.steps] == [step.accuracy for step in single.steps]
+    norms = [step.gradient_norm for step in recorder.steps]
     assert norms == (
         [None] * STEPS if "clip_norm" not in given else pytest.approx([s.gradient_norm for s in single.steps])
     )
 
 
-def test_replicas_train_what_one_process_trains(pool: Pool, tmp_path: Path) -> None:
-    many, one, ears, single = both(pool, tmp_path, "plain", 2, {"parallel": "data"}, {})
+def test_replicas_train_like_one_process(pool: Pool, tmp_path: Path) -> None:
+    many, one, recorder, single = both(pool, tmp_path, "plain", 2, {"parallel": "data"}, {})
     for name, value in many.items():
         torch.testing.assert_close(value, one[name], atol=1e-5, rtol=1e-5)
-    assert ears.end.metric == single.end.metric
-    assert ears.end.validation_loss == pytest.approx(single.end.validation_loss, abs=1e-5)
-    assert ears.steps[0].wire_bytes > 0
+    assert recorder.end.metric == single.end.metric
+    assert recorder.end.validation_loss == pytest.approx(single.end.validation_loss, abs=1e-5)
+    assert recorder.steps[0].wire_bytes > 0
 
 
 def test_compressed_gradients_train_as_well_for_a_quarter_of_the_bytes(pool: Pool) -> None:
@@ -108,7 +108,7 @@ def test_compressed_gradients_train_as_well_for_a_quarter_of_the_bytes(pool: Poo
 def test_evaluation_counts_every_sample_once(pool: Pool, tmp_path: Path, workers: int, given: dict[str, Any]) -> None:
     running = RunOptions(save=tmp_path, steps=1)
     given = {"compress": "none", **given}
-    ears = (
+    recorder = (
         run_toy(None, ToyTask(), running, **given)
         if workers == 1
         else pool.run(train_toy, workers, "plain", running, given)[0]
@@ -117,8 +117,8 @@ def test_evaluation_counts_every_sample_once(pool: Pool, tmp_path: Path, workers
     model.load_state_dict({name.removeprefix("model/"): value for name, value in saved_model(tmp_path).items()})
     reference = ToySplit(VALIDATION, 3)
     logits = model(reference.points).detach()
-    assert ears.end.metric == pytest.approx(float((logits.argmax(1) == reference.labels).float().mean()))
-    assert ears.end.validation_loss == pytest.approx(
+    assert recorder.end.metric == pytest.approx(float((logits.argmax(1) == reference.labels).float().mean()))
+    assert recorder.end.validation_loss == pytest.approx(
         float(functional.cross_entropy(logits, reference.labels)), abs=1e-5
     )
 
@@ -133,20 +133,21 @@ def test_compressed_links_carry_fewer_bytes_and_end_elsewhere(pool: Pool) -> Non
     assert all(link.encode_ms > 0 and link.decode_ms > 0 for link in small.links)
 
 
-def test_what_was_planned_is_what_travels(pool: Pool) -> None:
-    ears = pool.run(train_toy, 3, "plain", RunOptions(), {"compress_forward": "sort:8", "compress_backward": "none"})[0]
-    steps = len(ears.steps)
+def test_traffic_is_as_planned(pool: Pool) -> None:
+    codecs = {"compress_forward": "sort:8", "compress_backward": "none"}
+    recorder = pool.run(train_toy, 3, "plain", RunOptions(), codecs)[0]
+    steps = len(recorder.steps)
     planned = {
-        (link.source, link.target): (steps * link.tensor_bytes, steps * link.wire_bytes) for link in ears.plan.links
+        (link.source, link.target): (steps * link.tensor_bytes, steps * link.wire_bytes) for link in recorder.plan.links
     }
-    used = {(link.source, link.target): (link.tensor_bytes, link.wire_bytes) for link in ears.end.links}
+    used = {(link.source, link.target): (link.tensor_bytes, link.wire_bytes) for link in recorder.end.links}
     assert planned == used
-    assert {step.wire_bytes for step in ears.steps} == {sum(link.wire_bytes for link in ears.plan.links)}
-    assert [holding.worker for holding in ears.plan.holdings] == [0, 1, 2, 0]
-    assert sum(holding.units for holding in ears.plan.holdings) == 6
-    assert sum(holding.parameters for holding in ears.plan.holdings) == ears.plan.parameters
-    assert [worker.stages for worker in ears.end.workers] == [(0, 3), (1,), (2,)]
-    assert all(worker.compute_ms > 0 and worker.peak_mib > 0 for worker in ears.end.workers)
+    assert {step.wire_bytes for step in recorder.steps} == {sum(link.wire_bytes for link in recorder.plan.links)}
+    assert [holding.worker for holding in recorder.plan.holdings] == [0, 1, 2, 0]
+    assert sum(holding.units for holding in recorder.plan.holdings) == 6
+    assert sum(holding.parameters for holding in recorder.plan.holdings) == recorder.plan.parameters
+    assert [worker.stages for worker in recorder.end.workers] == [(0, 3), (1,), (2,)]
+    assert all(worker.compute_ms > 0 and worker.peak_mib > 0 for worker in recorder.end.workers)
 
 
 @pytest.mark.parametrize("given", [{"parallel": "none"}, {"parallel": "data"}, {}], ids=["none", "data", "pipeline"])
@@ -165,7 +166,7 @@ def test_autocast_trains_near_full_precision_and_sends_half(pool: Pool, given: d
         assert (b.wire_bytes - checksums) * 2 == a.wire_bytes - checksums
 
 
-def test_every_way_starts_from_the_same_weights_and_order(pool: Pool) -> None:
+def test_all_parallelisms_start_from_the_same_weights_and_order(pool: Pool) -> None:
     """The loss of the first batch is that of the weights that the seed drew."""
     first = [
         run_toy(None, ToyTask(), RunOptions(steps=1), parallel="none").steps[0].loss,
@@ -177,7 +178,7 @@ def test_every_way_starts_from_the_same_weights_and_order(pool: Pool) -> None:
 
 
 def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, bool]:
-    """What the codecs of a worker met before its first step; what its links had counted, and what was drawn, then."""
+    """Return the shapes that warmed up a worker's codecs, and counters and random state before the first step."""
     model = ToyTask().build(Shape(classes=CLASSES), Source())
     engine: Any
     if "forward" in given:

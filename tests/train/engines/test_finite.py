@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, settings_for, world_in
+from tests.train.toy import Recorder, ToyTask, settings_for, world_in
 from thinpipe.train.batches import epoch_order
 from thinpipe.train.engines.finite import NotFiniteError
 from thinpipe.train.running import RunOptions
@@ -43,12 +43,12 @@ def break_backward(model: nn.Sequential) -> None:
 
 def message(group: Any, task: ToyTask, given: dict[str, Any]) -> tuple[str, int, bool]:
     """The error on this worker, the steps that were done, and whether the listener heard of it."""
-    ears = Ears()
+    recorder = Recorder()
     try:
-        train(task, settings_for(task, group, **given), RunOptions(), world_in(group), lambda: ears)
+        train(task, settings_for(task, group, **given), RunOptions(), world_in(group), lambda: recorder)
     except NotFiniteError as error:
-        return str(error), len(ears.steps), ears.error is error
-    return "trained", len(ears.steps), False
+        return str(error), len(recorder.steps), recorder.error is error
+    return "trained", len(recorder.steps), False
 
 
 @pytest.mark.parametrize("compress", ["none", "sort:8", "power:4"])
@@ -82,7 +82,7 @@ def test_a_broken_backward_is_found_in_the_stage_nearest_to_the_loss(pool: Pool)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_one_process_and_replicas_say_the_chunk(pool: Pool, workers: int) -> None:
+def test_one_process_and_replicas_report_the_chunk(pool: Pool, workers: int) -> None:
     sample = int(epoch_order(80, seed=0, epoch=0)[7])
     task = ToyTask(nan_at=sample)
     if workers == 1:

@@ -103,7 +103,7 @@ def learn_complete(model: nn.Module, padded: bool) -> list[float]:
     ],
     ids=lambda value: {True: "padded left and right", False: "packed"}.get(value, value),
 )
-def test_three_workers_learn_what_the_complete_model_does(pool: Pool, kind: str, padded: bool) -> None:
+def test_three_workers_train_like_the_complete_model(pool: Pool, kind: str, padded: bool) -> None:
     layout = "linear" if kind == "llama" and padded else "client-server"
     results = pool.run(learn_cut, 3, kind, padded, layout)
     full = build(kind)

@@ -100,7 +100,7 @@ def test_more_delay_never_means_fewer_chunks_and_thinner_wires_need_more():
 
 
 @pytest.mark.parametrize(("most", "chosen"), [(64, "1f1b:12"), (9, "1f1b:8"), (5, "1f1b:5"), (2, "1f1b"), (1, "1f1b")])
-def test_no_more_chunks_than_memory_has_room_for(most, chosen):
+def test_no_more_chunks_than_fit_into_memory(most, chosen):
     placement, wire_bytes, operations = LINE
 
     def fits(order: str) -> bool:
@@ -109,7 +109,7 @@ def test_no_more_chunks_than_memory_has_room_for(most, chosen):
     assert choose_order("1f1b", placement, 64, WAN, wire_bytes, operations, fits) == chosen
 
 
-def test_without_a_rate_as_many_as_memory_has_room_for():
+def test_without_a_rate_as_many_chunks_as_fit_into_memory():
     placement, wire_bytes, operations = LINE
     link = parse_link("25ms")
     assert choose_order("1f1b", placement, 64, link, wire_bytes, operations) == "1f1b:64"

@@ -70,7 +70,7 @@ def learn_by_peft(kind: str) -> tuple[Any, list[float]]:
         ("qwen2", "client-server", "1f1b", True),
     ],
 )
-def test_three_workers_learn_what_peft_does(pool: Pool, kind: str, layout: str, order: str, recompute: bool) -> None:
+def test_three_workers_train_like_peft(pool: Pool, kind: str, layout: str, order: str, recompute: bool) -> None:
     results = pool.run(learn_cut, 3, kind, layout, order, recompute)
     model, losses = learn_by_peft(kind)
     full = dict(model.base_model.model.named_parameters())
@@ -85,7 +85,7 @@ def test_three_workers_learn_what_peft_does(pool: Pool, kind: str, layout: str, 
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_a_frozen_client_hears_no_gradients(pool: Pool) -> None:
+def test_a_frozen_client_receives_no_gradients(pool: Pool) -> None:
     """Its embeddings have no adapters: of four transfers one does not take place. Its optimizer has no state."""
     results = pool.run(learn_cut, 3, "llama", "client-server", "gpipe", False, (1, 1))
     links = results[0]["links"]

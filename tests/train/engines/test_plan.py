@@ -1,4 +1,4 @@
-"""What stages keep of chunks: as many bytes as torch then has in memory, and never more than was allowed."""
+"""Activation memory of stages: the bytes that torch then has in memory, within the limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinpipe.train.shaping import parse_link
 KB = 4 * 256  # a row of 256 floats
 
 
-def test_inputs_outputs_and_what_is_between_are_counted_once() -> None:
+def test_inputs_outputs_and_intermediates_are_counted_once() -> None:
     module = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.Flatten())
     x = torch.zeros(10, 256, requires_grad=True)
     # The input; what the ReLU returned, which the next layer keeps too; the output, of which Flatten returns a view.
@@ -64,7 +64,7 @@ def limited(pool: Pool, limit: int | None) -> Any:
     return pool.run(train_toy, 2, "batchnorm", RunOptions(link=WIDE, memory_limit=limit), GIVEN)[0]
 
 
-def test_fewer_chunks_are_on_their_way_where_memory_is_short(pool: Pool) -> None:
+def test_fewer_chunks_are_in_flight_with_little_memory(pool: Pool) -> None:
     # Two rows a chunk. The server, with three units, keeps its input and of each unit what batch norm and tanh return.
     unit = 2 * 4 * FEATURES
     assert limited(pool, None).plan.schedule == "1f1b:9"
@@ -89,13 +89,13 @@ def test_too_little_memory_is_an_error_on_all_workers(pool: Pool) -> None:
     assert first.startswith("a worker keeps 73.73 kB of chunks in flight, and memory_limit allows 1 kB. ")
 
 
-def test_one_process_has_no_chunks_on_their_way() -> None:
+def test_one_process_has_no_chunks_in_flight() -> None:
     settings = resolve({"parallel": "none"}, ToyTask.defaults, device="cpu")
     with pytest.raises(OptionError, match="memory_limit"):
         RunOptions(memory_limit=1000).check_with(settings)
 
 
-def test_what_a_worker_holds_in_one_line() -> None:
+def test_the_units_of_a_worker_in_one_line() -> None:
     def holding(stage: int, worker: int, first: int, *names: str) -> Holding:
         return Holding(
             stage=stage,

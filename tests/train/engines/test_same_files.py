@@ -14,7 +14,7 @@ from thinpipe.train.engines.world import SetupError
 
 
 def found(group: Any, given: list[str | None]) -> str:
-    """What a worker that was started with its entry of ``given`` raises."""
+    """Return the error of a worker that was started with its entry of ``given``."""
     name = given[group.rank()]
 
     def identify(option: str) -> dict[str, str]:

@@ -123,7 +123,7 @@ def run_cases(group: Any, cases: list[Any]) -> list[Any]:
 
 
 @pytest.mark.timeout(300)
-def test_three_workers_learn_what_one_process_does(pool: Pool) -> None:
+def test_three_workers_train_like_one_process(pool: Pool) -> None:
     """Losses, weights, running statistics, predictions; nothing but the mask is sent alongside states."""
     together = pool.run(run_cases, 3, CASES, limit_s=280)
     alone: dict[str, Any] = {}

@@ -33,7 +33,7 @@ class Asking(nn.Linear):
     asks = ("input_ids",)
 
 
-def test_inputs_go_only_to_those_who_have_the_data() -> None:
+def test_inputs_stay_with_workers_that_have_the_data() -> None:
     """The client has the first and the last stage; at the end of a line are the labels, and so all the data."""
     plain, asking, states = nn.Linear(4, 4), Asking(4, 4), (Meta((2, 4), torch.float32),)
     check_private([StageModule([plain]), StageModule([plain]), StageModule([plain, asking])], [states] * 4)
@@ -44,7 +44,7 @@ def test_inputs_go_only_to_those_who_have_the_data() -> None:
         check_private([StageModule([plain]), StageModule([asking])], [states, (), states])
 
 
-def test_a_stage_hands_inputs_to_the_units_that_ask_for_them() -> None:
+def test_a_stage_passes_side_inputs_to_its_units() -> None:
     class Adding(nn.Module):
         asks = ("input_ids",)
 
@@ -71,7 +71,7 @@ def test_the_units_of_a_program_are_its_modules() -> None:
     ],
     ids=["module", "number", "empty", "no example"],
 )
-def test_what_cannot_be_cut(model: nn.Module, message: str) -> None:
+def test_models_that_cannot_be_cut(model: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         thinpipe.cut(model)
 
@@ -88,7 +88,7 @@ def test_the_units_of_a_model_of_transformers_share_its_parameters() -> None:
     assert {id(each) for unit in units for each in unit.parameters()} == {id(each) for each in model.parameters()}
 
 
-def test_what_only_training_drops_is_there_in_evaluation() -> None:
+def test_dropout_is_off_in_evaluation() -> None:
     """GPT-2 drops parts of its embeddings: in a module without weights, which no unit has."""
     config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=8, embd_pdrop=0.5)
     model, ids = GPT2LMHeadModel(config).train(), torch.arange(16).view(2, 8)

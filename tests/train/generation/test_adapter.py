@@ -43,7 +43,7 @@ def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, 
     train_home(group, folder, RunOptions(export=folder / "adapter"), LORA)
     world, adapter = world_in(group), SavedAdapter(folder / "adapter")
     settings = settings_of(folder, workers=world.workers)
-    assessed = evaluate_on_worker(world, settings, None, adapter, "validation")
+    evaluated = evaluate_on_worker(world, settings, None, adapter, "validation")
     if world.worker:
         shutil.copytree(adapter.folder, folder / "other")
         adapter = SavedAdapter(folder / "other")
@@ -52,11 +52,11 @@ def use_here(group: dist.ProcessGroup, folder: Path) -> tuple[EvaluationResult, 
             file.write(b"\0")
     with pytest.raises(SetupError, match="these differ:\n  adapter: "):
         evaluate_on_worker(world, settings, None, adapter, "validation")
-    return assessed, work(group, folder / "model", {"adapter": str(folder / "adapter")})
+    return evaluated, work(group, folder / "model", {"adapter": str(folder / "adapter")})
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, kind: str) -> None:  # noqa: F811
+def test_two_workers_compute_like_peft(pool: Pool, home: Path, tmp_path: Path, kind: str) -> None:  # noqa: F811
     from peft import PeftModel
 
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
@@ -64,7 +64,7 @@ def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, k
     if kind == "gpt2":
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(GPT2).save_pretrained(model)
-    (assessed, (run,)), _ = pool.run(use_here, 2, tmp_path)
+    (evaluated, (run,)), _ = pool.run(use_here, 2, tmp_path)
     settings = settings_of(tmp_path)
     assert (settings.model, settings.tokenizer) == (str(model), str(adapter))
     assert run.tokens == wanted(model, adapter)
@@ -77,12 +77,12 @@ def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, k
         with torch.no_grad():
             return cross_entropy(adapted(*batch.inputs).logits.flatten(0, 1), batch.labels.flatten()).item()
 
-    assert assessed.found.loss == pytest.approx(loss(), rel=1e-6)
+    assert evaluated.found.loss == pytest.approx(loss(), rel=1e-6)
     with adapted.disable_adapter():
-        assert assessed.found.loss != pytest.approx(loss(), rel=1e-3)
+        assert evaluated.found.loss != pytest.approx(loss(), rel=1e-3)
     alone = settings_of(tmp_path, parallel="none")
     found = evaluate_on_worker(world_in(None), alone, None, SavedAdapter(adapter), "validation")
-    assert found.found.loss == pytest.approx(assessed.found.loss, rel=1e-5)
+    assert found.found.loss == pytest.approx(evaluated.found.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_two_workers_do_what_peft_does(pool: Pool, home: Path, tmp_path: Path, k
         (["evaluate", "--no-pretrained"], "--adapter belongs to the weights of a model: leave out --no-pretrained"),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path: Path, arguments: list[str], line: str) -> None:
+def test_invalid_options_are_one_line(tmp_path: Path, arguments: list[str], line: str) -> None:
     done = CliRunner().invoke(app, [*arguments, "--adapter", str(tmp_path)])
     assert done.exit_code == 2, done.output
     assert line in done.stderr

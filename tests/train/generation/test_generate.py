@@ -107,7 +107,7 @@ def test_greedy_texts_are_those_of_transformers(pool: Pool, folder: Path, counts
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
-def test_sampled_texts_end_where_those_of_transformers_do(pool: Pool, folder: Path) -> None:
+def test_sampled_texts_end_like_those_of_transformers(pool: Pool, folder: Path) -> None:
     chosen = {"temperature": 0.7, "top_k": 20, "top_p": 0.9}
     torch.manual_seed(3)
     first, *_ = wanted(folder, do_sample=True, **chosen)

@@ -70,7 +70,7 @@ def test_prompts_of_files_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [("", "prompt 1 is empty"), ("the client " * 40, "64 positions, and prompt 1 has .* tokens with 8 to come")],
     ids=["empty", "too long"],
 )
-def test_what_cannot_be_continued(prompt: str, message: str, model: Path) -> None:
+def test_prompts_that_cannot_be_continued(prompt: str, message: str, model: Path) -> None:
     with pytest.raises(ValueError, match=message) as error:
         encode([prompt], settings(model))
     assert len(str(error.value).splitlines()) == 1

@@ -31,7 +31,7 @@ def states_of(packing: Packing, head: Head) -> list[torch.Tensor]:
     return list(packing.unpack(packing.pack(head, step()), head, CPU).states)
 
 
-def test_what_was_packed_comes_out() -> None:
+def test_pack_and_unpack_are_inverse() -> None:
     given = step()
     for encoded in (True, False):
         head = replace(HEAD, encoded=encoded)

@@ -29,7 +29,7 @@ def test_defaults_of_an_architecture(kind: str, targets: list[str]) -> None:
     assert (adapted.config.lora_alpha, adapted.config.fan_in_fan_out) == (8, kind == "gpt2")
 
 
-def test_a_model_has_the_same_adapters_whoever_fills_how_much_of_it() -> None:
+def test_adapters_do_not_depend_on_which_worker_draws_them() -> None:
     whole = adapt(built("llama"), Lora(rank=4), (), seed=5)
     with params_on_meta():
         plain = built("llama")
@@ -53,7 +53,7 @@ def test_a_model_has_the_same_adapters_whoever_fills_how_much_of_it() -> None:
     assert torch.equal(base.weight, twin.model.layers[0].self_attn.q_proj.weight)
 
 
-def test_what_is_frozen_beside_adapters() -> None:
+def test_freezing_in_addition_to_adapters() -> None:
     model = adapt(built("llama"), Lora(rank=4), ("model.layers.0.*",), 0).model
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     assert trained == {name for name in adapter_names(model) if not name.startswith("model.layers.0.")}

@@ -1,4 +1,4 @@
-"""What tells one model's folder from another's."""
+"""The identity of a model's folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_where_a_folder_is_and_who_wrote_it_does_not_matter(folder: Path) -> None:
+def test_location_and_writer_of_a_folder_do_not_matter(folder: Path) -> None:
     before = folder_identity(folder, weights=True)
     moved = folder.rename(folder.with_name("moved"))
     described = json.loads((moved / "config.json").read_text())

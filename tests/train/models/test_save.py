@@ -58,7 +58,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_written_is_what_the_library_writes_and_loads(name: str, tmp_path: Path) -> None:
+def test_files_are_those_the_library_writes_and_loads(name: str, tmp_path: Path) -> None:
     model = made(name)
     write(tmp_path / "ours", model, shard_bytes=20_000)
     model.save_pretrained(tmp_path / "theirs", max_shard_size=20_000)
@@ -77,7 +77,7 @@ def test_what_is_written_is_what_the_library_writes_and_loads(name: str, tmp_pat
         torch.testing.assert_close(again(inputs).logits, model(inputs).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_an_index_tells_the_file_of_every_tensor(tmp_path: Path) -> None:
+def test_an_index_has_the_file_of_every_tensor(tmp_path: Path) -> None:
     form = write(tmp_path / "model", made("gemma2"), shard_bytes=20_000)
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) == len(form.files) > 3
@@ -99,7 +99,7 @@ def test_no_more_than_a_block_waits_to_be_converted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sequential", "small mobilenet"])
-def test_what_no_config_describes_becomes_weights_alone(kind: str, tmp_path: Path) -> None:
+def test_a_model_without_a_config_becomes_weights_alone(kind: str, tmp_path: Path) -> None:
     """For small images thinpipe's MobileNetV2 has other dilations than its config can say."""
 
     def build() -> nn.Module:
@@ -152,7 +152,7 @@ def test_tensors_of_another_model_are_refused(wrong: dict[str, torch.Tensor], me
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_run_left_is_swept_and_what_a_user_has_is_not(tmp_path: Path) -> None:
+def test_leftovers_of_killed_runs_are_removed_and_user_files_are_not(tmp_path: Path) -> None:
     left = tmp_path / ".model.thinpipe-export"
     left.mkdir()
     (left / "model.safetensors").write_text("half")

@@ -67,9 +67,7 @@ def logits(model: Any) -> Tensor:
         ("roberta", "AutoModelForSequenceClassification", {"target_modules": ["dense"], "task_type": "SEQ_CLS"}),
     ],
 )
-def test_a_model_computes_what_it_does_with_peft(
-    tmp_path: Path, kind: str, builder: str, facts: dict[str, Any]
-) -> None:
+def test_a_model_computes_like_peft(tmp_path: Path, kind: str, builder: str, facts: dict[str, Any]) -> None:
     """peft names a classifier's head ``classifier`` and ``score``, and puts no adapters into it."""
     folder = write_adapter(tmp_path, built(kind, builder), **facts)
     if kind == "roberta":
@@ -82,7 +80,7 @@ def test_a_model_computes_what_it_does_with_peft(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_only_what_is_asked_for_is_read(written: Path, tmp_path: Path) -> None:
+def test_only_requested_tensors_are_read(written: Path, tmp_path: Path) -> None:
     with params_on_meta():
         model = built("llama")
     adapted = SavedAdapter(written).put_on(model)
@@ -153,7 +151,7 @@ def test_a_giant_file_is_refused_before_it_is_hashed(written: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(written: Path, tmp_path: Path, name: str) -> None:
+def test_unsupported_adapters_are_rejected(written: Path, tmp_path: Path, name: str) -> None:
     change, line = REFUSED[name]
     shutil.copytree(written, tmp_path / "adapter")
     change(tmp_path / "adapter")

@@ -1,4 +1,4 @@
-"""What depends on values that are not here is unknown; what does not is computed."""
+"""Results that depend on missing values are symbolic; all others are computed."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from thinpipe.train.models.symbolic import SymbolicMode, SymbolicValueError, is_
 CPU = torch.device("cpu")
 
 
-def test_what_is_computed_from_an_unknown_value_is_unknown_and_has_its_shape():
+def test_results_of_symbolic_values_are_symbolic_with_their_shape():
     tokens = symbolic((2, 5), torch.int64, CPU)
     with SymbolicMode(CPU), torch.no_grad():
         weight = torch.empty(99, 8, device="meta")
@@ -19,7 +19,7 @@ def test_what_is_computed_from_an_unknown_value_is_unknown_and_has_its_shape():
     assert (scores.shape, scores.dtype, scores.device) == ((2, 5, 5), torch.float32, CPU)
 
 
-def test_what_needs_only_its_shape_is_known():
+def test_results_of_shapes_alone_are_known():
     states = symbolic((2, 5, 8), torch.float32, CPU)
     with SymbolicMode(CPU), torch.no_grad():
         positions = torch.arange(states.shape[1], device=states.device)
@@ -37,7 +37,7 @@ def test_a_weight_that_is_elsewhere_makes_known_values_unknown():
     assert learned.device == CPU
 
 
-def test_code_that_asks_for_an_unknown_value_is_told_so():
+def test_reading_a_symbolic_value_is_an_error():
     tokens = symbolic((2, 5), torch.int64, CPU)
     with SymbolicMode(CPU), torch.no_grad(), pytest.raises(SymbolicValueError):
         bool((tokens == 3).any())
@@ -70,7 +70,7 @@ def test_a_known_mask_picks_a_known_number_of_unknown_values():
     assert picked.shape == (3, 8)
 
 
-def test_a_question_that_was_asked_before_has_an_answer_of_its_own():
+def test_cached_results_are_new_tensors():
     tokens, states = symbolic((2, 5), torch.int64, CPU), symbolic((2, 5, 8), torch.float32, CPU)
     with SymbolicMode(CPU), torch.no_grad():
         for _ in range(2):

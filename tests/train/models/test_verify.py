@@ -45,21 +45,21 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("kind", "name"), EXACT, ids=lambda value: value)
-def test_units_compute_what_the_model_does(kind: str, name: str) -> None:
+def test_units_compute_the_same_as_the_model(kind: str, name: str) -> None:
     found = verify_type(kind, name)
     assert (found.outcome, found.reason) == ("exact", "")
     assert found.blocks is not None
     assert found.blocks >= 2
 
 
-def test_weights_that_a_stage_of_a_model_holds_beside_its_blocks_are_a_units() -> None:
+def test_weights_between_blocks_belong_to_a_unit() -> None:
     model, inputs = build("image", "cvt")  # a token for classes in front of its last stage
     units = cut_into_units(CutModel(model, inputs))
     held = {id(parameter) for unit in units for parameter in unit.parameters()}
     assert [name for name, parameter in model.named_parameters() if id(parameter) not in held] == []
 
 
-def test_inputs_that_a_block_is_given_are_asked_for_and_do_not_travel() -> None:
+def test_side_inputs_of_a_block_are_not_sent() -> None:
     model, inputs = build("image", "pvt_v2")
     cut = CutModel(model, inputs)
     assert [unit.asks for unit in cut_into_units(cut)][:3] == [(), ("pixel_values",), ()]
@@ -103,7 +103,7 @@ def test_models_that_cannot_be_cut_are_refused(kind: str, name: str, reason: str
     assert "\n" not in found.reason
 
 
-def test_a_model_that_cannot_be_built_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_built_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(kind: str, name: str) -> None:
         raise ImportError("\nGemma requires the timm library but it was\nnot found")
 

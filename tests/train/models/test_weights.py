@@ -32,7 +32,7 @@ def meta_copy(model):
 
 
 @pytest.mark.parametrize("kind", ["experts", "tied"])
-def test_only_what_is_wanted_is_read(kind, tmp_path):
+def test_only_wanted_tensors_are_read(kind, tmp_path):
     model = make(kind)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     copy = meta_copy(model)
@@ -45,7 +45,7 @@ def test_only_what_is_wanted_is_read(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["experts", "tied"])
-def test_a_whole_model_is_the_one_that_was_saved(kind, tmp_path):
+def test_a_complete_model_is_the_saved_one(kind, tmp_path):
     model = make(kind).eval()
     model.save_pretrained(tmp_path)
     with params_on_meta():
@@ -55,7 +55,7 @@ def test_a_whole_model_is_the_one_that_was_saved(kind, tmp_path):
     assert torch.equal(copy.eval()(tokens).logits, model(tokens).logits)
 
 
-def test_random_weights_do_not_depend_on_who_draws_them():
+def test_random_weights_do_not_depend_on_the_worker():
     whole, part = meta_copy(make("tied")), meta_copy(make("tied"))
     random_weights(whole, whole.state_dict(), seed=3)
     wanted = [name for name in part.state_dict() if ".layers.2." in name]

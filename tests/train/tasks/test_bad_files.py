@@ -101,7 +101,7 @@ def bind(path: Path) -> None:
     ],
     ids=["bomb", "fifo", "socket", "directory", "device", "dead-link", "empty"],
 )
-def test_what_is_named_like_a_picture(
+def test_files_with_the_name_of_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -214,13 +214,13 @@ def test_weights(tmp_path: Path, roberta: Path, what: str, message: str) -> None
     assert message in line
 
 
-def test_a_whole_checkpoint_is_not_refused(roberta: Path) -> None:
+def test_an_intact_checkpoint_is_accepted(roberta: Path) -> None:
     model = task("rte").build(Shape(classes=3, tokens=16, vocabulary=300), Source(weights=roberta))
     assert model.config.num_labels == 3
 
 
 @pytest.mark.parametrize("width", [0.35, 1, 4])
-def test_what_weights_take_at_the_least_is_near_what_they_take(width: float) -> None:
+def test_the_lower_bound_of_weights_is_near_their_size(width: float) -> None:
     with torch.device("meta"):
         mobilenet = new_mobilenet(Shape(classes=10, image_size=32), width)
         roberta_ = new_roberta(Shape(classes=2, tokens=17, vocabulary=100), SMALL, max(1, width))
@@ -229,16 +229,16 @@ def test_what_weights_take_at_the_least_is_near_what_they_take(width: float) -> 
         assert 0.8 * real <= least <= real
 
 
-def test_images_that_no_machine_holds() -> None:
+def test_images_larger_than_memory() -> None:
     line = refused(task("digits").preflight, Source(image_size=1_000_000))
     assert line.startswith("image_size 1000000: the data, 1797 images, takes 7.188 PB or more, and this machine has ")
 
 
-def test_texts_that_no_machine_holds() -> None:
+def test_texts_larger_than_memory() -> None:
     line = refused(task("grammar").preflight, Source(tokens=10**12))
     assert line.startswith("tokens 1000000000000: the data, 9000 texts, takes 144 PB or more, and this machine has ")
 
 
-def test_glue_is_read_as_it_was(tmp_path: Path) -> None:
+def test_glue_is_read_unchanged(tmp_path: Path) -> None:
     data, shape = task("cola").load(Source(data=write_glue(tmp_path / "g", "cola"), pretrained=False))
     assert (len(data.train), shape.classes) == (40, 2)

@@ -78,7 +78,7 @@ def source(model: Path, folder: Path, rows: list[Any], template: str | None = PL
 
 
 def labelled(found: Source) -> list[list[str]]:
-    """Of every example, in the order of the file, what its labels say: consecutive ones joined."""
+    """Return the labelled texts of every example in the order of the file, consecutive labels joined."""
     data, _ = CHAT.load(found)
     tokenizer = CHAT.tokenizer(CHAT.model(found), found)  # type: ignore[attr-defined]
     told = []
@@ -105,7 +105,7 @@ def test_labels_are_the_answers_and_their_ends(model: Path, tmp_path: Path, temp
     assert validation.text_bytes == len("units on one worker\n")
 
 
-def test_bytes_are_those_of_the_answers_even_where_tokens_are_parts_of_characters(model: Path, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_answers_even_if_tokens_are_parts_of_characters(model: Path, tmp_path: Path) -> None:
     validation = CHAT.load(source(model, tmp_path, [ROWS[1], ROWS[0]]))[0].validation
     assert isinstance(validation, OfText)
     assert validation.text_bytes == len("what joins two\n\nneighbours, for 5 \u20ac\n".encode())
@@ -144,7 +144,7 @@ def test_a_twentieth_validates(model: Path, tmp_path: Path) -> None:
         (said("a"), "line 2: it has no answer"),
     ],
 )
-def test_what_is_no_example_is_refused_before_there_are_workers(
+def test_invalid_examples_are_rejected_before_workers_start(
     model: Path, tmp_path: Path, row: Any, message: str
 ) -> None:
     found = source(model, tmp_path, [ROWS[0], row, ROWS[1]])
@@ -179,7 +179,7 @@ def test_no_template_is_needed_for_completions_nor_marks_for_one_answer(model: P
     assert labelled(source(model, tmp_path, ROWS[:1] * 2, FORGETFUL)) == [["thought\nunits on one worker</s>\n"]] * 2
 
 
-def test_a_tokenizer_is_needed_and_the_template_goes_home_with_it(model: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_needed_and_its_template_is_exported(model: Path, tmp_path: Path) -> None:
     found = source(model, tmp_path, ROWS)
     assert CHAT.companions(found)["chat_template.jinja"].decode() == PLAIN
     bare = replace(found, model=None, config="gpt2")

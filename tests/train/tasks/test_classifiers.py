@@ -123,7 +123,7 @@ def test_texts_are_filled_up_for_a_model_that_has_no_token_for_it(tmp_path: Path
 
 
 def test_images_with_a_vit_of_ones_own(tmp_path: Path) -> None:
-    """Of the size and colours that its image processor names."""
+    """The images have the size and colours of the model's image processor."""
     folder = write_image_classifier(tmp_path / "vit")
     source = Source(data=pictures(tmp_path / "data"), model=str(folder))
     assert task("images").preflight(source) is None
@@ -172,7 +172,7 @@ def test_public_tasks_take_a_model_too(tmp_path: Path) -> None:
     assert filled("fashion-mnist", shape, source)(images).logits.shape == (2, 10)
 
 
-def test_random_weights_are_asked_of_a_model_too(tmp_path: Path) -> None:
+def test_random_weights_of_a_named_model(tmp_path: Path) -> None:
     folder = write_text_classifier(tmp_path / "bert")
     (folder / "model.safetensors").unlink()
     source = Source(data=rows(tmp_path), model=str(folder), tokens=16, pretrained=False)

@@ -31,7 +31,7 @@ def test_files_of_a_folder_in_a_fixed_order(tmp_path):
         ("a.jsonl", b"[1]", "line 1: every line"),
     ],
 )
-def test_what_is_no_text_is_named(name, content, message, tmp_path):
+def test_files_without_text_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_documents(text_files(tmp_path / name))
@@ -78,7 +78,7 @@ def test_windows_follow_each_other_and_labels_are_one_further():
     [(3, "bc" + "defgh"), (4, "bc" + "defgh"), (5, "bc" + "de"), (2, "bc" + "defgh"), (9, "bc" + "defgh"), (10, "")],
 )
 def test_bytes_are_those_of_the_labels(tokens, labelled):
-    """Of a b c | d e f g h |, whose ends are no bytes: all but the first token, and what fills no window."""
+    """The bytes of a b c | d e f g h | without ends, the first token and the incomplete window."""
     letters = {"b": "é", "e": "€"}  # two bytes, and three
 
     def spelt(text):
@@ -101,7 +101,7 @@ def test_long_texts_are_encoded_in_pieces_that_lose_nothing():
     assert windows.stream.tolist() == [*map(ord, text), 0, *map(ord, "end"), 0]
 
 
-def test_what_a_look_at_the_beginning_tells(tmp_path):
+def test_errors_found_at_the_beginning_of_a_file(tmp_path):
     """A cut within a character is no error, and only the beginning is read."""
     (tmp_path / "a.txt").write_text("x" + "é" * 70_000)
     check_texts(tmp_path, "data")
@@ -116,13 +116,13 @@ def test_a_deeply_nested_line_is_named(tmp_path):
         read_documents(text_files(tmp_path))
 
 
-def test_more_text_than_memory_is_told_before_it_is_read(tmp_path, monkeypatch):
+def test_more_text_than_memory_is_an_error_before_reading(tmp_path, monkeypatch):
     monkeypatch.setattr("thinpipe.system.sizes.memory_bytes", lambda device="cpu": 1000)
     (tmp_path / "a.txt").write_text("x" * 501)
     with pytest.raises(ValueError, match=r"data .*: its text and tokens takes .* or more, and this machine has"):
         check_texts(tmp_path, "data")
 
 
-def test_a_line_of_json_may_hold_what_unicode_calls_an_end_of_line(tmp_path):
+def test_a_line_of_json_may_contain_unicode_line_ends(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "one\u2028text"}, ensure_ascii=False) + "\n")
     assert read_documents([tmp_path / "a.jsonl"]) == ["one\u2028text"]

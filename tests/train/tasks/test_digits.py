@@ -66,6 +66,6 @@ def test_fewer_samples_are_some_of_the_same() -> None:
         (Source(samples=0), "at least 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(source: Source, named: str) -> None:
+def test_invalid_options_are_rejected(source: Source, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DIGITS.load(source)

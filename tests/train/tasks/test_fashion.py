@@ -83,7 +83,7 @@ def labels_of(folder: Path) -> Path:
         ),
     ],
 )
-def test_what_is_damaged_is_named_in_one_line(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_damaged_files_are_named_in_one_line(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     folder = write_fashion_mnist(tmp_path / "data", packed=False)
     spoil(folder)
     with pytest.raises(ValueError, match=message) as error:

@@ -94,7 +94,7 @@ def loaded(folder: Path) -> None:
         (lambda folder: (folder / "text.txt").write_text("short"), "is too short"),
     ],
 )
-def test_what_takes_reading_is_told_by_the_client(spoil: object, message: str, folder: Path) -> None:
+def test_errors_that_need_reading_are_reported_by_the_client(spoil: object, message: str, folder: Path) -> None:
     spoil(folder)  # type: ignore[operator]
     LM.preflight(source(folder))
     with pytest.raises(ValueError, match=message) as error:
@@ -102,7 +102,7 @@ def test_what_takes_reading_is_told_by_the_client(spoil: object, message: str, f
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_model_and_data_are_asked_for(folder: Path) -> None:
+def test_model_and_data_are_required(folder: Path) -> None:
     for missing in ("model", "data"):
         with pytest.raises(ValueError, match="task lm trains your own model"):
             LM.preflight(source(folder, **{missing: None}))

@@ -131,7 +131,7 @@ def test_the_recipes_are_the_ones_of_the_published_tables() -> None:
         ("rte", 'hf download nyu-mll/glue --repo-type dataset --include "rte/*" --local-dir glue'),
     ],
 )
-def test_without_network_and_data_the_error_says_what_to_download(name: str, command: str) -> None:
+def test_without_network_and_data_the_error_has_the_download_command(name: str, command: str) -> None:
     with pytest.raises(ValueError, match="cannot be reached") as raised:
         task(name).load(Source(pretrained=False))
     assert command in str(raised.value)
@@ -143,7 +143,7 @@ def test_without_network_and_data_the_error_says_what_to_download(name: str, com
 @pytest.mark.parametrize(
     ("name", "checkpoint"), [("food101", "google/mobilenet_v2_1.0_224"), ("cola", "FacebookAI/roberta-base")]
 )
-def test_without_network_and_weights_the_error_says_what_to_download(name: str, checkpoint: str) -> None:
+def test_without_network_and_weights_the_error_has_the_download_command(name: str, checkpoint: str) -> None:
     with pytest.raises(ValueError, match="cannot be reached") as raised:
         task(name).load(Source())
     assert f"hf download {checkpoint} --local-dir" in str(raised.value)

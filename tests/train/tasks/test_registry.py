@@ -98,7 +98,7 @@ def test_a_class_of_a_user_is_a_task_and_made_once() -> None:
         ("tasks_of_a_user:OtherMetric", "metric of .* is one of accuracy, matthews, perplexity; got 'f1'"),
     ],
 )
-def test_what_is_no_task_of_a_user_is_an_error_that_says_why(name: str, message: str) -> None:
+def test_an_invalid_task_of_a_user_is_an_error_with_the_reason(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         task(name)
 

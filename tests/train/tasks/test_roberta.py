@@ -16,7 +16,7 @@ def test_a_text_and_a_pair_are_laid_out_as_roberta_has_them() -> None:
     assert mask.tolist() == [[1] * 5 + [0] * 3, [1] * 6 + [0] * 2]
 
 
-def test_what_is_too_long_loses_the_end_of_the_longer_text() -> None:
+def test_long_samples_lose_the_end_of_the_longer_text() -> None:
     tokenizer = WordTokenizer("abcdef")
     ids, _ = tokenizer.encode([("a b c d", "e f")], 8)
     a, b, _, _, e, f = range(SPECIAL, SPECIAL + 6)

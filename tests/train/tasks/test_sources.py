@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from tests.train.tasks.written import SENTENCES, write_language_model
-from tests.train.toy import Ears, settings_for, world_in
+from tests.train.toy import Recorder, settings_for, world_in
 from thinpipe.cli.app import app
 from thinpipe.train.models.save import ModelFolder, ModelForm
 from thinpipe.train.running import RunOptions
@@ -91,7 +91,7 @@ def test_no_more_tokens_than_the_text_has_pairs_for(data: Path) -> None:
     assert 257 < shape.classes < 700
 
 
-def test_weights_beside_a_config_are_not_read(data: Path, tmp_path: Path) -> None:
+def test_weights_next_to_a_config_are_not_read(data: Path, tmp_path: Path) -> None:
     """A folder with its own tokenizer keeps its vocabulary."""
     write_language_model(tmp_path / "model", TEXT)
     (tmp_path / "model" / "model.safetensors").unlink()
@@ -130,7 +130,7 @@ def test_weights_beside_a_config_are_not_read(data: Path, tmp_path: Path) -> Non
         ({"data": Path("hub:org/name")}, "the data set org/name is not on this machine"),
     ],
 )
-def test_bad_names_are_told_before_there_are_workers(
+def test_invalid_names_are_reported_before_workers_start(
     options: dict[str, Any], message: str, data: Path, no_network: None
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -214,12 +214,12 @@ def of_function(name: str, data: Path, **options: Any) -> Source:
 def test_a_function_returns_units_or_a_model(name: str, functions: Path) -> None:
     """Trained in one process: units see tokens alone, whatever else a batch has."""
     given = {"model": f"of_a_user:{name}", "tokenizer": "model", "data": str(functions), "tokens": 16, "lr": 0.01}
-    ears, settings = Ears(), settings_for(LM, None, **given, batch_size=8, parallel="none", samples=64)
-    train(LM, settings, RunOptions(), world_in(None), lambda: ears)
-    assert ears.end is not None
-    assert ears.steps[-1].loss < ears.steps[0].loss - 0.3
-    assert ears.plan is not None
-    assert ears.plan.holdings[0].units == (5 if name == "whole" else 4)
+    recorder, settings = Recorder(), settings_for(LM, None, **given, batch_size=8, parallel="none", samples=64)
+    train(LM, settings, RunOptions(), world_in(None), lambda: recorder)
+    assert recorder.end is not None
+    assert recorder.steps[-1].loss < recorder.steps[0].loss - 0.3
+    assert recorder.plan is not None
+    assert recorder.plan.holdings[0].units == (5 if name == "whole" else 4)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_function_returns_units_or_a_model(name: str, functions: Path) -> None
         ({"tokenizer": None}, "is a function, which has no tokenizer: name one with tokenizer"),
     ],
 )
-def test_what_can_be_told_of_a_function_before_there_are_workers(
+def test_errors_of_a_function_found_before_workers_start(
     options: dict[str, Any], message: str, functions: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -249,7 +249,7 @@ def test_what_can_be_told_of_a_function_before_there_are_workers(
         ("broken", r"for \[1, 16\] they raise RuntimeError: mat1 and mat2"),
     ],
 )
-def test_what_a_function_returns_is_told_in_one_line(name: str, message: str, functions: Path) -> None:
+def test_wrong_returns_of_a_function_are_one_line(name: str, message: str, functions: Path) -> None:
     LM.preflight(of_function(name, functions))
     with pytest.raises(ValueError, match=message):
         LM.load(of_function(name, functions))
@@ -300,7 +300,7 @@ def test_code_of_a_model_runs_if_it_is_trusted(data: Path, tmp_path: Path, monke
 # The run keeps its tokenizer
 
 
-def test_a_run_goes_on_with_the_tokenizer_it_has_trained(
+def test_a_run_resumes_with_the_tokenizer_it_has_trained(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"config": "llama", "config_set": TINY, "data": str(data), "tokens": 16, "vocabulary": 300}
@@ -309,15 +309,15 @@ def test_a_run_goes_on_with_the_tokenizer_it_has_trained(
     runs = tmp_path / "runs"
     out, later = tmp_path / "out", tmp_path / "later"
     rest = RunOptions(save=runs, resume=runs, export=out)
-    for ears, running in ((Ears(), RunOptions(save=runs, steps=2)), (Ears(), rest)):
-        train(LM, settings, running, world_in(None), lambda ears=ears: ears)  # type: ignore[misc]
+    for recorder, running in ((Recorder(), RunOptions(save=runs, steps=2)), (Recorder(), rest)):
+        train(LM, settings, running, world_in(None), lambda recorder=recorder: recorder)  # type: ignore[misc]
         assert {"tokenizer.json", "tokenizer_config.json"} <= {path.name for path in (runs / "tokenizer").iterdir()}
         monkeypatch.setattr(lm, "train_tokenizer", None)  # the second time none is trained
-    assert ears.end is not None
-    assert ears.end.steps == 2
-    assert ears.end.metric == pytest.approx(math.exp(ears.end.validation_loss))
-    nats = ears.end.validation_loss * len(validation) * 16
-    assert ears.end.bits_per_byte == pytest.approx(nats / math.log(2) / validation.text_bytes)
+    assert recorder.end is not None
+    assert recorder.end.steps == 2
+    assert recorder.end.metric == pytest.approx(math.exp(recorder.end.validation_loss))
+    nats = recorder.end.validation_loss * len(validation) * 16
+    assert recorder.end.bits_per_byte == pytest.approx(nats / math.log(2) / validation.text_bytes)
     done = CliRunner().invoke(app, ["export", str(runs), str(later)])
     assert done.exit_code == 0, done.output
     exported = [{path.name: path.read_bytes() for path in folder.glob("*[!d]")} for folder in (out, later)]  # no .md

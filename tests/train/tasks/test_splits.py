@@ -7,7 +7,7 @@ import torch
 from thinpipe.train.tasks.splits import Part, Texts, at_most
 
 
-def test_at_most_so_many_of_a_part_are_a_part_of_the_same_whole() -> None:
+def test_at_most_of_a_part_is_a_part_of_the_same_split() -> None:
     ids = torch.arange(40)[:, None]
     whole = Texts(ids=ids, mask=torch.ones_like(ids), labels=torch.arange(40) % 2)
     part = Part(whole=whole, indices=torch.arange(0, 40, 2))

@@ -54,7 +54,7 @@ class Shapes:
         "Hidden size of roberta and mlp.",
         panel=WHAT,
         metavar="N",
-        shown=f"{BASE.states}; mlp {MLP_HIDDEN}",
+        default_text=f"{BASE.states}; mlp {MLP_HIDDEN}",
         rule=between(8, 1_000_000),
         default=None,
     )
@@ -62,7 +62,7 @@ class Shapes:
         "Layers of roberta and mlp.",
         panel=WHAT,
         metavar="N",
-        shown=f"{BASE.layers}; mlp {MLP_LAYERS}",
+        default_text=f"{BASE.layers}; mlp {MLP_LAYERS}",
         rule=between(1, 1_000_000),
         default=None,
     )

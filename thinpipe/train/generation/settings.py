@@ -54,29 +54,36 @@ class GenerationSettings:
         metavar="DIR",
         kind=Path,
         parse=lambda path: str(path.resolve()),
-        shown="none",
+        default_text="none",
         per_machine=True,
         default=None,
     )
-    tokenizer: str | None = like(Settings, "tokenizer", shown="the adapter's or the model's", panel=WHAT, default=None)
+    tokenizer: str | None = like(
+        Settings, "tokenizer", default_text="the adapter's or the model's", panel=WHAT, default=None
+    )
     trust_remote_code: bool = like(Settings, "trust_remote_code", panel=WHAT, default=False)
     max_new_tokens: int = option(
         "Maximum number of new tokens per prompt.", panel=WHAT, metavar="N", rule=between(1, 1_000_000), default=64
     )
     batch_size: int | None = option(
-        "Prompts per batch.", panel=WHAT, metavar="N", shown="all", rule=between(1, 1_000_000), default=None
+        "Prompts per batch.", panel=WHAT, metavar="N", default_text="all", rule=between(1, 1_000_000), default=None
     )
     chat: bool = option(
         "Put each prompt into the tokenizer's chat template, as a user's message.", panel=WHAT, default=False
     )
     temperature: float | None = option(
-        "Sampling temperature.", panel=CHOICE, metavar="X", shown="greedy decoding", rule=above(0, 1000), default=None
+        "Sampling temperature.",
+        panel=CHOICE,
+        metavar="X",
+        default_text="greedy decoding",
+        rule=above(0, 1000),
+        default=None,
     )
     top_k: int | None = option(
         "Sample from the N most likely tokens.",
         panel=CHOICE,
         metavar="N",
-        shown="all",
+        default_text="all",
         rule=between(1, 1_000_000_000),
         default=None,
     )
@@ -84,7 +91,7 @@ class GenerationSettings:
         "Sample from the most likely tokens whose probabilities add up to X.",
         panel=CHOICE,
         metavar="X",
-        shown="all",
+        default_text="all",
         rule=above(0, 1),
         default=None,
     )
@@ -93,7 +100,7 @@ class GenerationSettings:
         "Stages of the model on several workers, or one process.", default="pipeline"
     )
     workers: int | None = like(Settings, "workers", default=None)
-    client_layers: tuple[int, int] | None = like(Settings, "client_layers", shown=None, default=(1, 1))
+    client_layers: tuple[int, int] | None = like(Settings, "client_layers", default_text=None, default=(1, 1))
     device: str | None = like(Settings, "device", per_machine=True, default=None)
     threads: int | None = like(Settings, "threads", default=None)
     compress: str = link_option(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -137,15 +138,20 @@ class Packing:
             else None,
         )
 
-    def _forms(self, head: Head) -> list[tuple[Slot, WireFormat]]:
-        slots = [Slot(torch.Size((head.texts, head.tokens, *each.shape)), each.dtype) for each in self.states]
-        return [(slot, WireFormat.of(slot, self.codec if head.encoded else None)) for slot in slots]
+    def _forms(self, head: Head) -> Sequence[tuple[Slot, WireFormat]]:
+        return _forms(self.states, self.codec if head.encoded else None, head.texts, head.tokens)
 
     def _parts(self, message: Tensor, head: Head) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
         count = head.texts * head.tokens
         sizes = [form.wire_bytes for _, form in self._forms(head)]
         _, mask, positions, *wires, _ = message.split([_NUMBERS.size, count, 4 * count, *sizes, CHECKSUM_BYTES])
         return mask.view(head.texts, head.tokens), positions, wires
+
+
+@lru_cache(maxsize=64)  # the same for every token after the first
+def _forms(states: tuple[Slot, ...], codec: Codec | None, texts: int, tokens: int) -> Sequence[tuple[Slot, WireFormat]]:
+    slots = [Slot(torch.Size((texts, tokens, *each.shape)), each.dtype) for each in states]
+    return [(slot, WireFormat.of(slot, codec)) for slot in slots]
 
 
 class Ring:

@@ -49,13 +49,13 @@ class Source:
     data: Path | None = model_option(
         "Data on disk; for lm also a data set of the hub, as in hub:org/name.",
         metavar="PATH",
-        shown="built in or downloaded",
+        default_text="built in or downloaded",
         **_ON_DISK,
     )
     validation: Path | None = model_option(
         "Validation data, in the form of {data}.",
         metavar="PATH",
-        shown="held out from {data}",
+        default_text="held out from {data}",
         advanced=True,
         **_ON_DISK,
     )
@@ -79,20 +79,20 @@ class Source:
     tokenizer: str | None = model_option(
         "Tokenizer: a folder or a name of the hub.",
         metavar="NAME",
-        shown="the model's; trained on the data",
+        default_text="the model's; trained on the data",
         advanced=True,
         **_NAMED,
     )
     vocabulary: int | None = model_option(
         "Vocabulary size of a tokenizer that is trained on the data.",
         metavar="N",
-        shown="8192",
+        default_text="8192",
         rule=between(257, 10_000_000),  # all bytes, and an end-of-text token
         advanced=True,
         default=None,
     )
     chat_template: Path | None = model_option(
-        "File with a Jinja chat template.", metavar="FILE", shown="the tokenizer's", advanced=True, **_ON_DISK
+        "File with a Jinja chat template.", metavar="FILE", default_text="the tokenizer's", advanced=True, **_ON_DISK
     )
     dtype: Dtype = model_option(
         "Type of a {model}'s weights, activations and gradients; optimizer: float32.", default="float32"
@@ -105,19 +105,19 @@ class Source:
     image_size: int | None = model_option(
         "Width and height of images.",
         metavar="PIXELS",
-        shown="the model's or the task's",
+        default_text="the model's or the task's",
         rule=between(1, 1_000_000),
         advanced=True,
         default=None,
     )
     tokens: int | None = model_option(
-        "Tokens per text.", metavar="N", shown="the task's", rule=between(1, 1_000_000), default=None
+        "Tokens per text.", metavar="N", default_text="the task's", rule=between(1, 1_000_000), default=None
     )
     width: float | None = model_option(
         "Width multiplier of the task's model.", metavar="X", rule=above(0, 1e6), advanced=True, default=None
     )
     samples: int | None = model_option(
-        "Use at most N training samples.", metavar="N", shown="all", rule=between(1, 1 << 62), default=None
+        "Use at most N training samples.", metavar="N", default_text="all", rule=between(1, 1 << 62), default=None
     )
 
     def __post_init__(self) -> None:
@@ -140,11 +140,11 @@ class TaskDefaults:
         "Microbatches per batch.",
         aliases=("microbatches",),
         metavar="N",
-        shown="the task's; 1 without a pipeline",
+        default_text="the task's; 1 without a pipeline",
         rule=between(1, 1_000_000),
         evaluates=True,
         kept="same parallel",
-        last=True,
+        at_end=True,
     )
     epochs: int = task_default_option("Passes over the training data.", metavar="N", rule=COUNT)
     optimizer: Optimizer = task_default_option("SGD with momentum, or AdamW.", advanced=True)
@@ -170,7 +170,7 @@ class TaskDefaults:
     client_layers: tuple[int, int] | None = stage_option(
         "Units in the client's first and last stage, as in 1,1.",
         metavar="A,B",
-        shown="the task's",
+        default_text="the task's",
         parse=pair("client_layers", int, "1,1"),
         movable=True,
         evaluates=True,

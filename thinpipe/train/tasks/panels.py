@@ -19,4 +19,4 @@ PANELS = WHAT, WHERE, LINKS, HOW, OUT, SAVE, MACHINES = (  # of the help, in thi
 model_option, stage_option, link_option, training_option, output_option, save_option, machine_option = (
     partial(option, panel=panel) for panel in PANELS
 )
-task_default_option = partial(training_option, shown="the task's")
+task_default_option = partial(training_option, default_text="the task's")

@@ -69,7 +69,7 @@ def test_every_step_is_measured_with_the_axes_of_the_one_before_on_its_link(tmp_
     assert max(row["relative_error"] for row in learned.values()) < 0.5 * min(row["relative_error"] for row in others)
 
 
-def test_what_was_learned_is_in_the_bytes():
+def test_the_basis_is_counted_in_the_bytes():
     shape, axes = torch.Size([32, 64, 64]), OfflinePCA(2.0)
     rows = rows_of(shape, 2.0, 1)
     more = axes.wire_bytes(shape, torch.float32) - rows.wire_bytes(2.0)

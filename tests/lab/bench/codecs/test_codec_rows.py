@@ -34,7 +34,7 @@ def test_an_exact_codec_has_no_error_and_a_lossy_one_has():
     assert 1e-3 < uniform["relative_error"] < 1e-1
 
 
-def test_figures_agree_with_each_other():
+def test_columns_are_consistent():
     (row,) = measure(["sort:8"], reference="all")
     assert row["tensor_bytes"] == 4 * 2 * 24 * 8 * 8
     assert row["bits_per_value"] == pytest.approx(32 * row["wire_ratio"])
@@ -52,7 +52,7 @@ def test_zeros_in_the_middle_are_exact_with_zero_alone():
 
 
 @pytest.mark.parametrize(("reference", "timed"), [("none", 0), ("largest", 1), ("all", 4)])
-def test_the_literal_algorithm_runs_where_it_was_requested(reference, timed):
+def test_the_reference_runs_on_the_requested_tensors(reference, timed):
     rows = measure(["fp16", "uniform:8"], [(3, 5), (4, 16)], ["relu6", "laplace"], reference)
     with_reference = [row for row in rows if row["reference_encode_ms"] is not None]
     assert len(with_reference) == timed

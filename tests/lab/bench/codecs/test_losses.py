@@ -1,4 +1,4 @@
-"""What is lost is measured as it is defined."""
+"""The losses are measured as they are defined."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before any replica starts."""
+"""Impossible measurements are rejected before any replica starts."""
 
 import sys
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_models_are_those_of_the_papers_and_learn(name, parameters):
     assert all(p.grad is not None for p in work.model.parameters())
 
 
-def test_torchvision_is_preferred_where_it_imports(monkeypatch):
+def test_torchvision_is_preferred_if_it_imports(monkeypatch):
     monkeypatch.setattr(models, "has_torchvision", lambda: True)
     monkeypatch.setattr(models, "version", lambda library: "1.0")
     assert check_model("resnext101_32x8d") == check_model("resnet50") == "torchvision 1.0"

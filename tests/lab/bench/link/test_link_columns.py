@@ -88,7 +88,7 @@ def test_lines_and_gains():
     assert drawn == [(WIRE, pytest.approx(100)), (2 * WIRE, pytest.approx(200))]
 
 
-def test_live_lines_are_aligned_and_say_what_link_and_codec_are():
+def test_live_lines_are_aligned_and_name_link_and_codec():
     links, codecs = ["100mbit/20mbit,40ms", "none"], ["none", "tile:8+zero"]
     rows = [
         {"link": link, "codec": codec, "ways": "one way", "tensor_bytes": 1000, "p50_ms": 1.0, "p95_ms": 2.0}

@@ -21,11 +21,11 @@ def test_no_message_arrives_before_it_is_sent():
 
 
 @pytest.mark.parametrize(("sizes", "times"), [([5, 5], [1, 2]), ([1, 2, 3], [3, 2, 1]), ([1, 2], [0, 1])])
-def test_no_line_where_time_does_not_grow_with_size(sizes, times):
+def test_no_line_if_time_does_not_grow_with_size(sizes, times):
     assert fit_line(sizes, times) is None
 
 
-def test_a_codec_pays_until_the_link_is_as_fast_as_it_saves():
+def test_rate_from_which_a_codec_stops_paying():
     assert pays_below_mbit_per_s(8_000_000, 2_000_000, 6.0) == pytest.approx(8_000)
     assert pays_below_mbit_per_s(8_000_000, 8_000_000, 6.0) is None
     assert pays_below_mbit_per_s(8_000_000, 2_000_000, 0.0) is None

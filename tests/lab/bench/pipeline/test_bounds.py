@@ -43,7 +43,7 @@ def test_a_chunk_passes_all_links_forward_and_then_back():
         ("10gbit,50ms", (0, 0), 200),  # there and back, twice
     ],
 )
-def test_delays_around_what_is_busiest(links, busy, least_ms):
+def test_delays_before_and_after_the_busiest_worker_or_link(links, busy, least_ms):
     bound = bound_of_pipeline(parse_link(links), ROUND, [Busy(ms, 0.0) for ms in busy])
     assert bound.bound_ms == pytest.approx(least_ms)
 
@@ -75,7 +75,7 @@ def test_pairs_have_bounds_of_their_own():
     assert bound.bound_ms == pytest.approx(400 + 100)
 
 
-def test_what_a_ring_sends():
+def test_bytes_of_a_ring_all_reduce():
     assert ring_bytes(1000, 1) == 0
     assert ring_bytes(1000, 2) == 1000
     assert ring_bytes(1000, 4) == 1500

@@ -47,7 +47,7 @@ def pipeline_row(link_mbit_per_s=100.0, step_ms=100.0):
     return make_row(settings(), replace(PIPELINE, link=link_mbit_per_s and shaping_of(link_mbit_per_s)), workers)
 
 
-def test_how_many_chunks_are_on_their_way():
+def test_number_of_chunks_in_flight():
     assert pipeline_row()["in_flight"] == PIPELINE.chunks
     workers = [replace(measured(stage_ms={index: (1.0, 2.0)}), order="1f1b:2") for index in range(2)]
     row = make_row(settings(), replace(PIPELINE, layout="linear", schedule="1f1b"), workers)
@@ -55,8 +55,8 @@ def test_how_many_chunks_are_on_their_way():
     assert "1f1b, 2 over none, 4 chunks, 2 in flight, " in describe(row)
 
 
-def test_what_the_order_takes_on_its_links():
-    """Of each of four chunks 20 ms up and 10 ms down; when all are up, the last one is computed and returns."""
+def test_time_of_the_order_on_its_links():
+    """Each of four chunks takes 20 ms up and 10 ms down; the last one is computed after all are up."""
     links = [link(0, 1, 1_000_000 * STEPS), link(1, 0, 500_000 * STEPS, stages=(1, 0))]
     workers = [measured(links=links, stage_ms={index: (1.0, 2.0)}) for index in range(2)]
     row = make_row(settings(), replace(PIPELINE, layout="linear", link=shaping_of(100.0)), workers)
@@ -89,7 +89,7 @@ def test_data_parallel_sends_its_gradients_around():
     assert row["bubble"] is None
 
 
-def test_comparisons_stay_on_one_link_and_one_way_to_cut():
+def test_comparisons_stay_on_one_link_and_one_partition():
     data = make_row(settings(), DATA, [measured(200.0), measured(200.0)])
     plain, other_link = pipeline_row(), pipeline_row(None, 10.0)
     coded = {**pipeline_row(step_ms=25.0), "codec": "sort:6+2"}
@@ -168,6 +168,6 @@ def test_torchs_stage_sends_no_codecs():
     ],
     ids=str,
 )
-def test_what_cannot_be_measured(changed, message):
+def test_options_that_cannot_be_measured(changed, message):
     with pytest.raises(ValueError, match=message):
         settings(links=(None,), **changed).check_here()

@@ -42,9 +42,9 @@ class CodecBenchOptions:
         f"Codecs by their specs, separated by commas; a preset, {', '.join(RECIPES)}, counts as two. Families: "
         f"{', '.join(FAMILIES)}; axes, learned from the tensor of the step before. Baselines: "
         f"{', '.join(BASELINES)} of bitsandbytes, if installed.",
-        shown="the presets, and several of each family",
+        default_text="the presets, and several of each family",
         default=DEFAULT_CODECS,
-        was="codecs",
+        old_name="codecs",
     )
     shape: tuple[str, ...] = option(
         "Shape of the tensors; repeatable.",
@@ -52,7 +52,7 @@ class CodecBenchOptions:
         metavar="N,...",
         kind=list[str],
         parse=tuple,
-        shown=" ".join(",".join(map(str, shape)) for shape in DEFAULT_SHAPES),
+        default_text=" ".join(",".join(map(str, shape)) for shape in DEFAULT_SHAPES),
         default=(),
     )
     content: tuple[str, ...] = option(
@@ -62,7 +62,7 @@ class CodecBenchOptions:
         metavar="NAME",
         kind=list[str],
         parse=tuple,
-        shown=f"{' '.join(DEFAULT_CONTENTS)}; on a GPU {' '.join(DEFAULT_GPU_CONTENTS)}",
+        default_text=f"{' '.join(DEFAULT_CONTENTS)}; on a GPU {' '.join(DEFAULT_GPU_CONTENTS)}",
         default=(),
     )
     from_: Path | None = option(
@@ -82,7 +82,7 @@ class CodecBenchOptions:
         "Tensors on which to time the reference implementations, seconds each.", panel=HOW, default="largest"
     )
     device: str = shared("device")
-    threads: int | None = shared("threads", "CPU threads.", shown="all cores")
+    threads: int | None = shared("threads", "CPU threads.", default_text="all cores")
     repeat: int = shared("repeat", "Largest number of timed calls.", default=20)
     budget: float = shared("budget", "Time per codec and tensor for the timed calls, approximate.", default=0.2)
     by_bits: bool = option(

@@ -33,7 +33,7 @@ class DDPBenchOptions:
     workers: int | None = shared(
         "workers",
         "Replicas to start on this machine; with {rank}, replicas on all machines. Leave out under torchrun.",
-        shown="one per GPU; 2 on CPU",
+        default_text="one per GPU; 2 on CPU",
         default=None,
     )
     models: tuple[str, ...] = option(
@@ -56,7 +56,7 @@ class DDPBenchOptions:
     )
     device: str = shared("device", "Device of the replicas.")
     backend: Literal["gloo", "nccl"] | None = option(
-        "Backend of torch.distributed.", panel=HOW, shown="nccl if each has its own GPU, else gloo", default=None
+        "Backend of torch.distributed.", panel=HOW, default_text="nccl if each has its own GPU, else gloo", default=None
     )
     link: Shaping | None = shared(  # also describes a real link between machines, for the record
         "link",
@@ -64,7 +64,7 @@ class DDPBenchOptions:
         "Between machines: the link that there is, for the record.",
         metavar="LINK",
         parse=parse_link,
-        shown="not emulated",
+        default_text="not emulated",
         default=None,
     )
     bucket_cap_mb: float = option(
@@ -82,11 +82,11 @@ class DDPBenchOptions:
         "compress",
         "Compress gradients with this codec and error feedback, in thinpipe's hook: uniform:8, power:4, ...",
         metavar="SPEC",
-        shown="no hook",
+        default_text="no hook",
         default=None,
     )
     hook: Literal["fp16", "bf16", "powersgd"] | None = option(
-        "Compress gradients with a hook of torch instead.", panel=WHAT, shown="no hook", default=None
+        "Compress gradients with a hook of torch instead.", panel=WHAT, default_text="no hook", default=None
     )
     warmup: int = shared("skip_steps", rule=COUNT, default=5)
     iterations: int = shared("steps", default=20)

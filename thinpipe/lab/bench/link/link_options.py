@@ -45,21 +45,21 @@ class LinkBenchOptions:
         "Always 2, the ends of the link.",
         rule=Rule(f"{WORKERS}, the ends of the link", WORKERS.__eq__),
         default=None,
-        usual=WORKERS,
+        default_value=WORKERS,
     )
     sizes: tuple[int, ...] = option(
         "Sizes of the tensors, which are float32.",
         panel=WHAT,
         metavar="SIZE,...",
         parse=parse_sizes,
-        shown=DEFAULT_SIZES,
+        default_text=DEFAULT_SIZES,
         default=parse_sizes(DEFAULT_SIZES),
     )
     compress: tuple[str, ...] = shared(
         "compress",
         f"Codecs in addition to none, as in tile:8,kmeans:4; a preset, {', '.join(RECIPES)}, counts as two.",
         parse=_specs,
-        shown="only none",
+        default_text="only none",
         default=(),
     )
     links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped

@@ -135,21 +135,21 @@ class PipelineBenchOptions:
         panel=WHAT,
         metavar="FIRST,LAST",
         parse=pair("client_layers", int, "1,1"),
-        shown="balanced by measured cost",
+        default_text="balanced by measured cost",
         default=None,
     )
     links: tuple[Shaping | None, ...] = shared("link")  # None: not shaped
     device: str = shared("device", "Device of the workers, which share GPUs if there are too few.")
-    threads: int | None = shared("threads", "CPU threads per worker.", shown="cores / workers")
+    threads: int | None = shared("threads", "CPU threads per worker.", default_text="cores / workers")
     warmup: int = shared("skip_steps", rule=COUNT, default=2)
-    steps: int = shared("steps", "Timed steps of each row.", was="", default=5)
+    steps: int = shared("steps", "Timed steps of each row.", old_name="", default=5)
     interleave: int | None = option(
         "Rows that are measured together, alternating step by step, so that other load affects all alike. Models "
         "are in memory together; 1 measures one row after the other.",
         panel=HOW,
         metavar="N",
         rule=COUNT,
-        shown="all rows",
+        default_text="all rows",
         default=None,
     )
 
