@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -175,6 +176,34 @@ def test_too_little_memory_for_a_stage_is_one_line_before_the_first_step(tmp_pat
         line = command.err.splitlines()[-1]
         assert line.startswith("thinpipe: the stages of worker 1"), command.err
         assert "and this process may have 2 MB" in line
+
+
+def test_a_run_that_needs_more_memory_than_the_owner_allows_ends_in_one_line_on_both_sides(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--memory", "20MB", "--name", "small", "--once")
+        large = ["--samples", "1024", "--batch-size", "512", "--chunks", "1", "--image-size", "32", "--epochs", "9"]
+        command = train(client, *large, "--servers", serving.ticket())
+        assert command.wait() == 1
+        line = r"worker 1 was ended: it used [\d.]+ MB of memory, and small allows 20 MB; take smaller batches"
+        command.shows(line)
+        assert serving.wait() == 1
+        assert re.search(line, serving.err), serving.err
+
+
+def test_only_allowed_keys_are_admitted_and_peers_lists_them(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "other", "server") as (client, other, server):
+        keys = client.type("peers")
+        assert keys.wait() == 0
+        key = re.search(r"[A-Za-z0-9+/]{43}", keys.out)
+        assert key, keys.out
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--allow", key[0], "--once")
+        stranger = train(other, *DIGITS, "--servers", serving.ticket())
+        assert stranger.wait() == 2
+        assert "not one of those that the owner of the listener allows" in stranger.err
+        command = train(client, *DIGITS, "--servers", serving.ticket())
+        assert command.wait() == serving.wait() == 0, command.err + serving.err
+        log = (server.folder / "key" / "serve.log").read_text()
+        assert re.search(r"^20\d\d-\S+Z run \w{8} \(train\) of \S+ \(" + re.escape(key[0][:12]), log, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

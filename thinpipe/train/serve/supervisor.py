@@ -27,12 +27,12 @@ from thinpipe.comm.secure.gate import DESK
 from thinpipe.comm.secure.handshake import HandshakeError, accept, connect, dial
 from thinpipe.comm.secure.identity import Identity, fingerprint_text
 from thinpipe.comm.secure.ticket import Admission, Ticket
-from thinpipe.comm.signals import ENDING, ignored_signals
+from thinpipe.comm.signals import ignored_signals
 from thinpipe.launch.forking import ensure_server
 from thinpipe.launch.workers import exit_text
 from thinpipe.options import flags_in_errors
 from thinpipe.system.sanitize import one_line
-from thinpipe.system.sizes import free_bytes
+from thinpipe.system.sizes import free_bytes, size_text, status_bytes
 from thinpipe.train.serve.desk import (
     PROTOCOL,
     Desk,
@@ -82,11 +82,21 @@ class _Run:
     process: Any = None
     pipe: Pipe | None = None
     started: bool = False
+    memory: int = 0  # bytes that it may use
+    memory_before: int = 0  # of its process, shared with the one that forked it
     began: float = field(default_factory=time.monotonic)
     routes: dict[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.routes = self.roster.routes(self.offer.worker)
+
+    @property
+    def used_bytes(self) -> int:
+        """The memory of its process since it began; 0 if that has ended."""
+        try:
+            return status_bytes("RssAnon", self.process.pid) - self.memory_before
+        except (OSError, LookupError):
+            return 0
 
     @property
     def text(self) -> str:
@@ -268,12 +278,13 @@ class Supervisor:
 
     def _start_worker(self, run: _Run, client: Address | None) -> None:
         run.folder.mkdir(parents=True, mode=0o700)
+        run.memory = self._owner.memory or free_bytes()
         patience_s = min(max(run.offer.patience_s, 2.0), self._owner.patience_s)
         assignment = Assignment(
             offer=replace(run.offer, patience_s=patience_s),
             client=client,
             folder=run.folder,
-            memory=self._owner.memory or free_bytes(),
+            memory=run.memory,
             threads=self._owner.threads,
             cache=self._owner.cache / "models",
             disk=self._owner.disk,
@@ -296,6 +307,7 @@ class Supervisor:
         if "ready" not in message:
             reason = message.get("reject") or message.get("cause") or "its process did not start"
             raise Rejected(f"{self._owner.facts.name}: {reason}")
+        run.memory_before = run.used_bytes
 
     def _probe(self, run: _Run, servers: Any) -> list[int]:
         """Return which of these servers this one reaches: their key must answer at their address."""
@@ -329,25 +341,36 @@ class Supervisor:
             ended.set()
 
         threading.Thread(target=receive, name="thinpipe-serve-end", daemon=True).start()
-        is_connected = True
+        is_connected, excess = True, 0
         while not ended.wait(_POLL_S):
+            if not excess and run.used_bytes > run.memory:
+                excess = run.used_bytes
+                run.process.kill()
             try:
                 message = desk.poll() if is_connected else None
                 if message is not None and "cancel" in message:
-                    os.kill(run.process.pid, ENDING[1])
+                    run.process.terminate()
             except (Gone, Rejected):
                 is_connected = False
-        message = found[0]
         run.process.join(5)
-        if not message:
-            how, code = exit_text(run.process.exitcode)
-            message = {"cause": f"worker {run.offer.worker}: {how} on {self._owner.facts.name}", "code": code}
+        message = self._end_of(run, found[0], excess)
         cause = message.get("cause") or message.get("done") or message.get("reject")
         self._report(f"{run.text} " + (f"has ended: {one_line(str(cause))[:500]}" if cause else "is complete"))
         if is_connected:
             with suppress(Gone):
                 desk.send(end=message)
         self._ended(int(message.get("code", 2)))
+
+    def _end_of(self, run: _Run, message: dict[str, Any], excess: int) -> dict[str, Any]:
+        """Return what a worker has reported about its end, or else what is known of it."""
+        worker, name = run.offer.worker, self._owner.facts.name
+        if excess:
+            used = f"it used {size_text(excess)} of memory, and {name} allows {size_text(run.memory)}"
+            return {"cause": f"worker {worker} was ended: {used}; take smaller batches or more workers", "code": 1}
+        if not message:
+            how, code = exit_text(run.process.exitcode)
+            return {"cause": f"worker {worker}: {how} on {name}", "code": code}
+        return message
 
     def _forget(self, run: _Run) -> None:
         """Free the place of a run; end its process if it is still there."""
