@@ -170,12 +170,15 @@ def test_servers_of_other_versions_are_rejected_before_the_first_step(
 
 def test_too_little_memory_for_a_stage_is_one_line_before_the_first_step(tmp_path: Path) -> None:
     with machines(tmp_path, "client", "server") as (client, server):
-        serving = server.type("serve", "--listen", "127.0.0.1:0", "--memory", "2MB", "--name", "small")
-        command = train(client, *DIGITS, "--servers", serving.ticket())
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--memory", "100MB", "--name", "small")
+        (client.folder / "a.txt").write_text("a client keeps the first and the last layers of a model " * 100)
+        sizes = "hidden_size=512,num_hidden_layers=4,num_attention_heads=8,num_key_value_heads=8,intermediate_size=2048"
+        options = ["--config", "llama", "--config-set", sizes, "--data", "a.txt", "--vocabulary", "300"]
+        command = train(client, *options, "--tokens", "16", "--samples", "8", "--servers", serving.ticket())
         assert command.wait() == 2
         line = command.err.splitlines()[-1]
-        assert line.startswith("thinpipe: the stages of worker 1"), command.err
-        assert "and this process may have 2 MB" in line
+        assert line.startswith("thinpipe: the stages of worker 1, "), command.err
+        assert "and this process may have 100 MB" in line
 
 
 def test_a_run_that_needs_more_memory_than_the_owner_allows_ends_in_one_line_on_both_sides(tmp_path: Path) -> None:
@@ -199,7 +202,7 @@ def test_only_allowed_keys_are_admitted_and_peers_lists_them(tmp_path: Path) -> 
         serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--allow", key[0], "--once")
         stranger = train(other, *DIGITS, "--servers", serving.ticket())
         assert stranger.wait() == 2
-        assert "not one of those that the owner of the listener allows" in stranger.err
+        assert "its owner does not allow this key" in stranger.err
         command = train(client, *DIGITS, "--servers", serving.ticket())
         assert command.wait() == serving.wait() == 0, command.err + serving.err
         log = (server.folder / "key" / "serve.log").read_text()

@@ -95,6 +95,7 @@ class ServeOptions:
         panel=LIMITS,
         name="patience",
         metavar="S",
+        shown="3600",
         rule=between(2, 1_000_000),
         default=3600.0,
     )
@@ -103,7 +104,7 @@ class ServeOptions:
 @takes(ServeOptions, panels=PANELS)
 def serve(
     ticket: Annotated[
-        str | None, typer.Argument(metavar="[TICKET]", help="Ticket of a client: connect to it, and listen nowhere.")
+        str | None, typer.Argument(metavar="TICKET", help="Ticket of a client: connect to it, and listen nowhere.")
     ] = None,
     **given: Any,
 ) -> None:
@@ -111,12 +112,11 @@ def serve(
 
     Settings, model configuration and weights come from the client, which keeps
     data, labels, checkpoints, and the first and last layers. Code of a client
-    is never run. Either listen, and give the printed ticket to a client:
+    is never run. Listen, and give the printed ticket to a client's --servers:
 
     thinpipe serve --listen 0.0.0.0:7000
-    thinpipe train ... --servers TICKET
 
-    or connect to a client that has printed one with --listen:
+    Or connect to a client that has printed a ticket with its --listen:
 
     thinpipe serve TICKET
     """
@@ -151,7 +151,7 @@ def owner_of(options: ServeOptions, where: tuple[str, int] | None) -> Any:
     from thinpipe.comm.addresses import address_and_port
     from thinpipe.system.sizes import free_bytes
     from thinpipe.train.serve.desk import ServerFacts
-    from thinpipe.train.serve.supervisor import Owner
+    from thinpipe.train.serve.served_run import Owner
     from thinpipe.train.versions import versions
 
     has_gpu = torch.cuda.is_available()
