@@ -174,7 +174,7 @@ def test_too_little_memory_for_a_stage_is_one_line_before_the_first_step(tmp_pat
         (client.folder / "a.txt").write_text("a client keeps the first and the last layers of a model " * 100)
         sizes = "hidden_size=512,num_hidden_layers=4,num_attention_heads=8,num_key_value_heads=8,intermediate_size=2048"
         options = ["--config", "llama", "--config-set", sizes, "--data", "a.txt", "--vocabulary", "300"]
-        command = train(client, *options, "--tokens", "16", "--samples", "8", "--servers", serving.ticket())
+        command = train(client, *options, "--tokens", "16", "--samples", "16", "--servers", serving.ticket())
         assert command.wait() == 2
         line = command.err.splitlines()[-1]
         assert line.startswith("thinpipe: the stages of worker 1, "), command.err

@@ -131,6 +131,10 @@ def serve(
             raise OptionError(
                 "a server listens, with {listen} 0.0.0.0:7000, or connects to a client: thinpipe serve TICKET"
             )
+        if ticket is not None and options.allow:
+            raise OptionError("a ticket names the one client that this server connects to: leave out {allow}")
+        if options.address is not None and options.listen is None:
+            raise OptionError("{address} is where others reach {listen}: give that too, or leave it out")
         invitation = None if ticket is None else Ticket.parse(ticket)
         identity = own_identity()
         allowed = [fingerprint_bytes(each) for each in options.allow] or None
