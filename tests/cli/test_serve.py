@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -169,12 +170,43 @@ def test_servers_of_other_versions_are_rejected_before_the_first_step(
 
 def test_too_little_memory_for_a_stage_is_one_line_before_the_first_step(tmp_path: Path) -> None:
     with machines(tmp_path, "client", "server") as (client, server):
-        serving = server.type("serve", "--listen", "127.0.0.1:0", "--memory", "2MB", "--name", "small")
-        command = train(client, *DIGITS, "--servers", serving.ticket())
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--memory", "100MB", "--name", "small")
+        (client.folder / "a.txt").write_text("a client keeps the first and the last layers of a model " * 100)
+        sizes = "hidden_size=512,num_hidden_layers=4,num_attention_heads=8,num_key_value_heads=8,intermediate_size=2048"
+        options = ["--config", "llama", "--config-set", sizes, "--data", "a.txt", "--vocabulary", "300"]
+        command = train(client, *options, "--tokens", "16", "--samples", "16", "--servers", serving.ticket())
         assert command.wait() == 2
         line = command.err.splitlines()[-1]
-        assert line.startswith("thinpipe: the stages of worker 1"), command.err
-        assert "and this process may have 2 MB" in line
+        assert line.startswith("thinpipe: the stages of worker 1, "), command.err
+        assert "and this process may have 100 MB" in line
+
+
+def test_a_run_that_needs_more_memory_than_the_owner_allows_ends_in_one_line_on_both_sides(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--memory", "20MB", "--name", "small", "--once")
+        large = ["--samples", "1024", "--batch-size", "512", "--chunks", "1", "--image-size", "32", "--epochs", "9"]
+        command = train(client, *large, "--servers", serving.ticket())
+        assert command.wait() == 1
+        line = r"worker 1 was ended: it used [\d.]+ MB of memory, and small allows 20 MB; take smaller batches"
+        command.shows(line)
+        assert serving.wait() == 1
+        assert re.search(line, serving.err), serving.err
+
+
+def test_only_allowed_keys_are_admitted_and_peers_lists_them(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "other", "server") as (client, other, server):
+        keys = client.type("peers")
+        assert keys.wait() == 0
+        key = re.search(r"[A-Za-z0-9+/]{43}", keys.out)
+        assert key, keys.out
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--allow", key[0], "--once")
+        stranger = train(other, *DIGITS, "--servers", serving.ticket())
+        assert stranger.wait() == 2
+        assert "its owner does not allow this key" in stranger.err
+        command = train(client, *DIGITS, "--servers", serving.ticket())
+        assert command.wait() == serving.wait() == 0, command.err + serving.err
+        log = (server.folder / "key" / "serve.log").read_text()
+        assert re.search(r"^20\d\d-\S+Z run \w{8} \(train\) of \S+ \(" + re.escape(key[0][:12]), log, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

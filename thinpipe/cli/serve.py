@@ -95,6 +95,7 @@ class ServeOptions:
         panel=LIMITS,
         name="patience",
         metavar="S",
+        shown="3600",
         rule=between(2, 1_000_000),
         default=3600.0,
     )
@@ -103,7 +104,7 @@ class ServeOptions:
 @takes(ServeOptions, panels=PANELS)
 def serve(
     ticket: Annotated[
-        str | None, typer.Argument(metavar="[TICKET]", help="Ticket of a client: connect to it, and listen nowhere.")
+        str | None, typer.Argument(metavar="TICKET", help="Ticket of a client: connect to it, and listen nowhere.")
     ] = None,
     **given: Any,
 ) -> None:
@@ -111,12 +112,11 @@ def serve(
 
     Settings, model configuration and weights come from the client, which keeps
     data, labels, checkpoints, and the first and last layers. Code of a client
-    is never run. Either listen, and give the printed ticket to a client:
+    is never run. Listen, and give the printed ticket to a client's --servers:
 
     thinpipe serve --listen 0.0.0.0:7000
-    thinpipe train ... --servers TICKET
 
-    or connect to a client that has printed one with --listen:
+    Or connect to a client that has printed a ticket with its --listen:
 
     thinpipe serve TICKET
     """
@@ -131,6 +131,10 @@ def serve(
             raise OptionError(
                 "a server listens, with {listen} 0.0.0.0:7000, or connects to a client: thinpipe serve TICKET"
             )
+        if ticket is not None and options.allow:
+            raise OptionError("a ticket names the one client that this server connects to: leave out {allow}")
+        if options.address is not None and options.listen is None:
+            raise OptionError("{address} is where others reach {listen}: give that too, or leave it out")
         invitation = None if ticket is None else Ticket.parse(ticket)
         identity = own_identity()
         allowed = [fingerprint_bytes(each) for each in options.allow] or None
@@ -151,7 +155,7 @@ def owner_of(options: ServeOptions, where: tuple[str, int] | None) -> Any:
     from thinpipe.comm.addresses import address_and_port
     from thinpipe.system.sizes import free_bytes
     from thinpipe.train.serve.desk import ServerFacts
-    from thinpipe.train.serve.supervisor import Owner
+    from thinpipe.train.serve.served_run import Owner
     from thinpipe.train.versions import versions
 
     has_gpu = torch.cuda.is_available()

@@ -80,9 +80,9 @@ def peak_bytes(device: torch.device) -> int | None:
         return None
 
 
-def status_bytes(name: str) -> int:
-    """Return a size of /proc/self/status; raise OSError or LookupError if the system has none."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def status_bytes(name: str, pid: int | str = "self") -> int:
+    """Return a size of /proc/PID/status; raise OSError or LookupError if the system has none."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return 1024 * int(line.split()[1])
     raise LookupError(name)

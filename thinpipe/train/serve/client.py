@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any
 
 from thinpipe.comm.addresses import address_and_port
-from thinpipe.comm.errors import WorkerError
+from thinpipe.comm.control import GRACE_S
+from thinpipe.comm.errors import LinkError, WorkerError
 from thinpipe.comm.membership import print_line
 from thinpipe.comm.secure.gate import DESK
 from thinpipe.comm.secure.handshake import HandshakeError, connect, dial
@@ -106,7 +107,11 @@ class Servers:
                 raise WorkerError(str(error), code=1 if isinstance(error, Gone) else 2) from None
             watch = _Watch(servers, mesh)
             stack.callback(watch.close)
-            mesh.start()
+            try:
+                mesh.start()
+            except LinkError as error:  # a server has ended meanwhile, or no connection passes a firewall
+                mesh.close(GRACE_S)
+                raise WorkerError(str(error)) from None
             exchange = partial(serve_files, files)
             yield mesh, Job(run_with_files, job.settings, (job.main, exchange, *job.arguments))
 

@@ -81,8 +81,15 @@ class Pipe:
         """Send a message, with a connection if one is given; raise OSError if the other process has ended."""
         socket.send_fds(self.end, [json.dumps(message).encode()], [] if raw is None else [raw.fileno()])
 
-    def receive(self) -> tuple[dict[str, Any], socket.socket | None] | None:
-        """Return the next message, and its connection; None when the other process has ended."""
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next message; None if the other process has ended, or after the timeout."""
+        self.end.settimeout(timeout_s)
+        found = self.receive_connection()
+        self.end.settimeout(None)
+        return None if found is None else found[0]
+
+    def receive_connection(self) -> tuple[dict[str, Any], socket.socket | None] | None:
+        """Return the next message, and the connection that came with it; None if the other process has ended."""
         try:
             data, files, _, _ = socket.recv_fds(self.end, _MOST_BYTES, 1)
         except OSError:
@@ -174,7 +181,7 @@ class _Arrivals:
         self._taken.set()
 
     def _read(self) -> None:
-        while (received := self._pipe.receive()) is not None:
+        while (received := self._pipe.receive_connection()) is not None:
             message, raw = received
             if "start" in message:
                 self._dialers = message["start"]

@@ -9,37 +9,27 @@ that fails, a client that vanishes and strangers on the port end one run at most
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import secrets
-import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from thinpipe.comm.secure.gate import DESK
 from thinpipe.comm.secure.handshake import HandshakeError, accept, connect, dial
 from thinpipe.comm.secure.identity import Identity, fingerprint_text
 from thinpipe.comm.secure.ticket import Admission, Ticket
-from thinpipe.comm.signals import ENDING, ignored_signals
-from thinpipe.launch.forking import ensure_server
-from thinpipe.launch.workers import exit_text
-from thinpipe.options import flags_in_errors
 from thinpipe.system.sanitize import one_line
-from thinpipe.system.sizes import free_bytes
 from thinpipe.train.serve.desk import (
     PROTOCOL,
     Desk,
     Gone,
     Offer,
     Rejected,
-    ServerFacts,
     facts_json,
     parse_offer,
     reason_of,
@@ -47,50 +37,12 @@ from thinpipe.train.serve.desk import (
 )
 from thinpipe.train.serve.peering import CONNECT_S, Address, source_of
 from thinpipe.train.serve.roster import Roster
-from thinpipe.train.serve.server_worker import Assignment, Pipe, serve_run
+from thinpipe.train.serve.served_run import Owner, ServedRun
 
 _SILENT_S = 60.0  # a client that sends nothing for so long before the run is gone
-_READY_S = 120.0  # for a worker to be forked, and to rebuild a run: imports on a busy machine
 _PROBE_S = 3.0
-_POLL_S = 0.2
 _MOST_DESKS = 16  # conversations at a time
 _AGAIN_S = 2.0  # between attempts to reach a client
-
-
-@dataclass(frozen=True, kw_only=True)
-class Owner:
-    """What the owner of a server allows."""
-
-    facts: ServerFacts
-    memory: int | None  # bytes of a run; None: what is free when it starts
-    threads: int | None
-    cache: Path
-    disk: int  # bytes of model files in the cache
-    models: tuple[Path, ...]  # folders that runs may read, with folders of models
-    runs: int
-    patience_s: float  # the longest that a run waits for a lost connection, whatever the client asks for
-
-
-@dataclass
-class _Run:
-    """One run on this server, from its offer to the end of its process."""
-
-    offer: Offer
-    roster: Roster
-    client: str
-    folder: Path
-    process: Any = None
-    pipe: Pipe | None = None
-    started: bool = False
-    began: float = field(default_factory=time.monotonic)
-    routes: dict[bytes, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.routes = self.roster.routes(self.offer.worker)
-
-    @property
-    def text(self) -> str:
-        return f"run {self.offer.run[:8]} ({self.offer.verb}) of {self.client}"
 
 
 class Supervisor:
@@ -106,7 +58,7 @@ class Supervisor:
     ) -> None:
         self._owner, self._identity, self._admission, self._report = owner, identity, admission, report
         self._ended = ended
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, ServedRun] = {}
         self._lock = threading.Lock()
         self._desks = threading.Semaphore(_MOST_DESKS)
         self._closing = False
@@ -181,11 +133,15 @@ class Supervisor:
 
     def _converse(self, desk: Desk, fingerprint: bytes, client: Address | None) -> None:
         """Talk to one client until its run has ended here."""
-        run = None
+        run, end = None, None
         try:
             run = self._agree(desk, fingerprint, client)
             if run is not None:
-                self._wait_for_end(run, desk)
+                end, is_connected = run.wait(desk)
+                cause = end.get("cause") or end.get("done") or end.get("reject")
+                self._report(f"{run.text} " + (f"has ended: {one_line(str(cause))[:500]}" if cause else "is complete"))
+                if is_connected:
+                    desk.send(end=end)
         except Rejected as error:
             self._report(f"rejected a run of {fingerprint_text(fingerprint)[:12]}: {error}")
             with suppress(Gone):
@@ -198,10 +154,12 @@ class Supervisor:
             if run is not None:
                 self._forget(run)
             desk.close()
+            if end is not None:
+                self._ended(int(end.get("code", 2)))
 
-    def _agree(self, desk: Desk, fingerprint: bytes, client: Address | None) -> _Run | None:
+    def _agree(self, desk: Desk, fingerprint: bytes, client: Address | None) -> ServedRun | None:
         """Answer the client's questions; return the run when it starts, None if the client has given up."""
-        run: _Run | None = None
+        run: ServedRun | None = None
         try:
             while True:
                 message = desk.receive(_SILENT_S)
@@ -232,7 +190,7 @@ class Supervisor:
                 self._forget(run)
             raise
 
-    def _begin(self, offer: Offer, fingerprint: bytes, client: Address | None) -> _Run:
+    def _begin(self, offer: Offer, fingerprint: bytes, client: Address | None) -> ServedRun:
         """Check an offer, and start the process of the run; raise Rejected if it is not possible."""
         facts = self._owner.facts
         different = version_difference(offer, facts)
@@ -246,7 +204,7 @@ class Supervisor:
             raise Rejected("the roster of the offer has another key for the client or for this server")
         name = f"{one_line(offer.client)[:60]} ({fingerprint_text(fingerprint)[:12]})"
         folder = self._owner.cache / "runs" / secrets.token_hex(8)
-        run = _Run(offer, roster, name, folder)
+        run = ServedRun(offer, roster, name, folder, self._owner)
         with self._lock:
             if self._closing:
                 raise Rejected(f"{facts.name} is stopping")
@@ -254,7 +212,7 @@ class Supervisor:
                 raise Rejected(self._busy_text())
             self._runs[folder.name] = run
         try:
-            self._start_worker(run, client)
+            run.fork(client)
         except BaseException:
             self._forget(run)
             raise
@@ -266,38 +224,7 @@ class Supervisor:
         what = "a run" if self._owner.runs == 1 else f"{len(self._runs)} runs"
         return f"{self._owner.facts.name} is busy with {what} since {minutes:.0f} min: try later, or use another server"
 
-    def _start_worker(self, run: _Run, client: Address | None) -> None:
-        run.folder.mkdir(parents=True, mode=0o700)
-        patience_s = min(max(run.offer.patience_s, 2.0), self._owner.patience_s)
-        assignment = Assignment(
-            offer=replace(run.offer, patience_s=patience_s),
-            client=client,
-            folder=run.folder,
-            memory=self._owner.memory or free_bytes(),
-            threads=self._owner.threads,
-            cache=self._owner.cache / "models",
-            disk=self._owner.disk,
-            models=self._owner.models,
-            environment=dict(os.environ),
-            ignored=ignored_signals(),
-        )
-        run.pipe, theirs = Pipe.pair()
-        context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=serve_run, args=(assignment, theirs.end), name="thinpipe-serve")
-        with flags_in_errors():
-            ensure_server()
-            process.start()
-        run.process = process
-        theirs.end.close()
-        run.pipe.end.settimeout(_READY_S)
-        received = run.pipe.receive()
-        run.pipe.end.settimeout(None)
-        message = {} if received is None else received[0]
-        if "ready" not in message:
-            reason = message.get("reject") or message.get("cause") or "its process did not start"
-            raise Rejected(f"{self._owner.facts.name}: {reason}")
-
-    def _probe(self, run: _Run, servers: Any) -> list[int]:
+    def _probe(self, run: ServedRun, servers: Any) -> list[int]:
         """Return which of these servers this one reaches: their key must answer at their address."""
 
         def reaches(other: int, host: str, port: int) -> bool:
@@ -317,51 +244,8 @@ class Supervisor:
             found = list(pool.map(lambda other: reaches(other, *allowed[other]), servers))
         return [other for other, reached in zip(servers, found, strict=True) if reached]
 
-    def _wait_for_end(self, run: _Run, desk: Desk) -> None:
-        """Wait until the worker has ended, and report how; a client that is gone is the worker's to find out."""
-        assert run.pipe is not None
-        ended = threading.Event()
-        found: list[dict[str, Any]] = []
-
-        def receive() -> None:
-            received = run.pipe.receive() if run.pipe is not None else None
-            found.append({} if received is None else received[0])
-            ended.set()
-
-        threading.Thread(target=receive, name="thinpipe-serve-end", daemon=True).start()
-        is_connected = True
-        while not ended.wait(_POLL_S):
-            try:
-                message = desk.poll() if is_connected else None
-                if message is not None and "cancel" in message:
-                    os.kill(run.process.pid, ENDING[1])
-            except (Gone, Rejected):
-                is_connected = False
-        message = found[0]
-        run.process.join(5)
-        if not message:
-            how, code = exit_text(run.process.exitcode)
-            message = {"cause": f"worker {run.offer.worker}: {how} on {self._owner.facts.name}", "code": code}
-        cause = message.get("cause") or message.get("done") or message.get("reject")
-        self._report(f"{run.text} " + (f"has ended: {one_line(str(cause))[:500]}" if cause else "is complete"))
-        if is_connected:
-            with suppress(Gone):
-                desk.send(end=message)
-        self._ended(int(message.get("code", 2)))
-
-    def _forget(self, run: _Run) -> None:
-        """Free the place of a run; end its process if it is still there."""
+    def _forget(self, run: ServedRun) -> None:
+        """Free the place of a run."""
+        run.clear()
         with self._lock:
-            known = self._runs.pop(run.folder.name, None)
-        if known is None:
-            return
-        if run.process is not None:
-            if run.process.is_alive():
-                run.process.terminate()
-                run.process.join(5)
-            if run.process.is_alive():
-                run.process.kill()
-                run.process.join(5)
-        if run.pipe is not None:
-            run.pipe.end.close()
-        shutil.rmtree(run.folder, ignore_errors=True)
+            self._runs.pop(run.folder.name, None)

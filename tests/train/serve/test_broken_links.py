@@ -1,0 +1,116 @@
+"""A proxy between client and server: it records all bytes, and cuts connections in the middle of a run."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.train.serve.machines import DIGITS, LIMIT_S, machines
+from thinpipe.lab.records.record import Record
+
+pytestmark = pytest.mark.timeout(3 * LIMIT_S)
+CUTS = 4
+READABLE = ("thinpipe", "torch", "digits", "compress_forward", "batch_size", "conv_stem", "tile:8", "worker", "sha256")
+
+
+class Proxy:
+    """Forwards connections to a port, remembers their bytes, and can cut all of them."""
+
+    def __init__(self, listener: socket.socket, target: tuple[str, int]) -> None:
+        self._listener, self._target = listener, target
+        self.recorded = bytearray()
+        self.connections = 0
+        self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        with self._lock:
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            self._open.clear()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the test has ended
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+                with self._lock:
+                    self._open += [near, far]
+                    self.connections += 1
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    self.recorded += data
+                target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def proxied(ticket: str) -> Iterator[tuple[Proxy, str]]:
+    """A proxy to the address of a ticket, and the ticket with the proxy's address, as its owner may write it."""
+    address = ticket.split("/")[2]
+    host, _, port = address.rpartition(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = Proxy(listener, (host, int(port)))
+        yield proxy, ticket.replace(address, f"127.0.0.1:{listener.getsockname()[1]}")
+        proxy.cut()
+
+
+def sha_of(path: Path) -> str:
+    return str(Record.read(path).rows[0]["parameters_sha256"])
+
+
+def test_nothing_is_readable_and_connections_that_break_are_made_again_and_change_nothing(tmp_path: Path) -> None:
+    run = [*DIGITS[:6], "--epochs", str(CUTS + 1), *DIGITS[8:], "--threads", "1"]
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--once")
+        with proxied(serving.ticket()) as (proxy, ticket):
+            command = client.type("train", *run, "--servers", ticket, "--json", "cut.json")
+            for epoch in range(1, CUTS + 1):
+                command.shows(f"epoch +{epoch}/{CUTS + 1}")
+                proxy.cut()  # the desk, too, which the run does not need any more
+            assert command.wait() == serving.wait() == 0, command.err + serving.err
+            assert proxy.connections > 2
+            recorded = bytes(proxy.recorded)
+        local = client.type("train", *run, "--workers", "2", "--json", "local.json")
+        assert local.wait() == 0, local.err
+        assert sha_of(client.folder / "cut.json") == sha_of(client.folder / "local.json")
+    assert len(recorded) > 500_000
+    assert b"\x16\x03\x01" in recorded  # the client's first record of TLS
+    assert [word for word in READABLE if word.encode() in recorded] == []
+
+
+def test_strangers_on_the_port_do_not_disturb_a_run(tmp_path: Path) -> None:
+    chosen = random.Random(0)
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--once")
+        host, _, port = serving.ticket().split("/")[2].rpartition(":")
+        run = [*DIGITS[:6], "--epochs", "3", *DIGITS[8:], "--threads", "1"]
+        command = client.type("train", *run, "--servers", serving.ticket())
+        command.shows("epoch +1/3")
+        opened = []
+        for number in range(120):
+            stranger = socket.create_connection((host, int(port)), timeout=10)
+            with suppress(OSError):  # the gate may have closed it
+                stranger.sendall((bytes(16) if number % 3 else chosen.randbytes(16)) + chosen.randbytes(number))
+            opened.append(stranger)
+            if number % 2:
+                opened.pop(0).close()
+        assert command.wait() == serving.wait() == 0, command.err + serving.err
+        for each in opened:
+            each.close()
