@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -33,10 +33,25 @@ class TrainOptions(CommandOptions):
         default=None,
     )
     log: Path | None = output_option("Folder for TensorBoard curves.", metavar="DIR", default=None)
+    save_config: Path | None = output_option(
+        "Write all options of this run to a file, for `thinpipe train FILE.yaml`.",
+        metavar="FILE.yaml",
+        advanced=True,
+        default=None,
+    )
 
 
-@takes(TrainOptions, Settings, RunOptions, Capture, panels=PANELS)
-def train(**given: Any) -> None:
+_KINDS = (TrainOptions, Settings, RunOptions, Capture)
+
+
+@takes(*_KINDS, panels=PANELS)
+def train(
+    config_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN.yaml", help="Options by their long names; the command line wins."),
+    ] = None,
+    **given: Any,
+) -> None:
     """Train a model whose layers are on several workers.
 
     Prints the stages of all workers and the traffic of a step before training,
@@ -50,11 +65,15 @@ def train(**given: Any) -> None:
     # Imported here, so that --help is fast.
     from thinpipe.cli.training import already_there, run_with_restarts
     from thinpipe.lab.netem.network import check_launch
+    from thinpipe.train.config_file import merge, read_config, write_config
     from thinpipe.train.data import check_possible
     from thinpipe.train.preflight import preflight
     from thinpipe.train.resolve import resolve_run
     from thinpipe.train.tasks.tasks import task as find_task
 
+    if config_file is not None:
+        with one_line_errors():
+            given = merge(read_config(config_file, _KINDS), given)
     with resolving(TrainOptions, given) as options:
         settings, running = resolve_run(given)
         check_launch([settings.workers], [running.link])
@@ -67,7 +86,9 @@ def train(**given: Any) -> None:
         if is_client():
             capture = None if running.capture is None else running.capture.path
             outputs = {"log": options.log, "save": running.save, "json": options.json, "trace": running.trace}
-            preflight(**outputs, capture=capture, export=running.export)
+            preflight(**outputs, capture=capture, export=running.export, save_config=options.save_config)
+    if options.save_config is not None and is_client():
+        write_config(options.save_config, _KINDS, settings, running, given)
     raise typer.Exit(run_with_restarts(settings, running, make_listener(options, settings, running)))
 
 
