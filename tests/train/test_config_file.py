@@ -32,6 +32,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "vocabulary": (300, {}),
     "chat_template": (Path("chat.jinja"), {}),
     "dtype": ("bfloat16", {}),
+    "attention": ("eager", {}),
     "trust_remote_code": (True, {}),
     "weights": (Path("weights"), {}),
     "pretrained": (False, {}),

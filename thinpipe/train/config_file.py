@@ -82,8 +82,8 @@ def write_config(
     for name, each in options_of(RunOptions).items():  # those that a resumed run was saved with
         if values.get(each.name) in (None, []) and getattr(running, name) != getattr(RunOptions, name):
             values[each.name] = getattr(running, name)
-    unused = ("momentum",) if settings.optimizer != "sgd" else ()
-    unused += ("layout", "schedule") if settings.parallel != "pipeline" else ()
+    unused = {"momentum"} if settings.optimizer != "sgd" else set()
+    unused |= {"layout", "schedule"} if settings.parallel != "pipeline" else set()
     settled = {each.name: getattr(settings, name) for name, each in options_of(Settings).items()}
     values = {name: value for name, value in (values | settled).items() if name not in unused}
     text = "# Options of `thinpipe train THIS_FILE`; those on the command line win.\n"

@@ -17,6 +17,7 @@ from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.train.events import Parallel
 from thinpipe.train.models.adapters import MOST_RANK, Lora
+from thinpipe.train.models.pretrained import FLASH
 from thinpipe.train.tasks.options import COUNT, Source, TaskDefaults
 from thinpipe.train.tasks.panels import link_option, model_option, stage_option, training_option
 from thinpipe.train.tasks.tasks import TASKS
@@ -253,6 +254,11 @@ class Settings(Trained, TaskDefaults):
             raise OptionError(
                 f"{{amp}} computes in bfloat16 with float32 weights, {{dtype}} {self.dtype} has the weights in it too: "
                 "give one of them"
+            )
+        if self.attention == FLASH and (self.devices[-1] == "cpu" or (self.dtype == "float32" and not self.amp)):
+            raise OptionError(
+                f"{{attention}} {FLASH} computes in bfloat16 on GPUs; here are {{device}} {self.device} and {{dtype}} "
+                f"{self.dtype}: give {{device}} cuda and {{dtype}} bfloat16, or another {{attention}}"
             )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(

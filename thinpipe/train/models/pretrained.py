@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "spiece.model"),
 )
+FLASH = "flash_attention_2"
 ADAPTER = "adapter_config.json"  # in a folder that peft wrote
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # tokens that begin, end and pad a text
 
@@ -56,6 +58,7 @@ class PretrainedModel:
     classes: int | None = None  # number of classes of a classifier; None: as in the config
     labels: Sequence[str] | None = None  # their names; None: not known here
     dtype: str = "float32"  # of the weights, torch's name
+    attention: str | None = None  # implementation, transformers' name; None: transformers' choice
 
     @property
     def name(self) -> str:
@@ -171,7 +174,12 @@ class PretrainedModel:
         return self
 
     def check_weights(self, *, pretrained: bool = True) -> None:
-        """Raise ValueError unless every tensor fits into memory and, where weights are read, their files are there."""
+        """Raise ValueError unless every tensor fits into memory, the files of weights are there, and {attention} is."""
+        if self.attention == FLASH and find_spec("flash_attn") is None:
+            raise OptionError(
+                "{attention} flash_attention_2 needs the package flash_attn, which is not installed: install it, or "
+                "take {attention} sdpa"
+            )
         self._check_sizes()
         if pretrained and self.has_weights:
             assert self.folder is not None
@@ -238,7 +246,9 @@ class PretrainedModel:
         """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as uncut."""
         self._check_sizes()
         try:
-            check_cut(self.config(), self._built, self.kind)
+            # On a CPU, where flash attention cannot compute: its layers are checked with transformers' choice.
+            model = replace(self, attention=None) if self.attention == FLASH else self
+            check_cut(model.config(), model._built, model.kind)
         except RuntimeError as error:  # raised by code that mixes dtypes
             if self.dtype == "float32":
                 raise
@@ -250,9 +260,10 @@ class PretrainedModel:
         import transformers
 
         builder = getattr(transformers, _BUILDERS[self.kind][0])
+        options = {} if self.attention is None else {"attn_implementation": self.attention}
         with errors_named(self._changed(), "a model", "describe another"):
             model: nn.Module = builder.from_config(
-                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
+                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted, **options
             )
         return model
 

@@ -16,6 +16,7 @@ HUB = "hub:"  # prefix of a data set's name
 COUNT = between(1, 1_000_000_000)
 Optimizer = Literal["sgd", "adamw"]
 Dtype = Literal["float32", "bfloat16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 LrSchedule = Literal["constant", "cosine", "linear"]
 
 
@@ -96,6 +97,14 @@ class Source:
     )
     dtype: Dtype = model_option(
         "Type of a {model}'s weights, activations and gradients; optimizer: float32.", default="float32"
+    )
+    attention: Attention | None = model_option(
+        "Attention of a {model}; flash_attention_2 needs the package flash_attn, a GPU and bfloat16.",
+        kind=Attention,
+        shown="transformers' choice",
+        movable=True,
+        advanced=True,
+        default=None,
     )
     trust_remote_code: bool = model_option("Run Python code that comes with the model.", advanced=True, default=False)
     weights: Path | None = model_option("Pretrained weights on disk.", metavar="PATH", advanced=True, **_ON_DISK)
