@@ -63,6 +63,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "compress_forward": ("sort:6+2", {}),
     "compress_backward": ("none", {}),
     "accumulate": (2, {}),
+    "early_stopping": (3, {}),
     "nesterov": (True, {}),
     "adam_betas": ("0.9,0.95", ADAMW),
     "amp": (True, {}),

@@ -77,7 +77,7 @@ def train(
     with resolving(TrainOptions, given) as options:
         settings, running = resolve_run(given)
         check_launch([settings.workers], [running.link])
-    if already_there(running, given):
+    if already_there(settings, running, given):
         return
     with one_line_errors():
         task = find_task(settings.task)

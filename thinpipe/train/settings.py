@@ -173,6 +173,15 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
         default=1,
     )
+    early_stopping: int | None = training_option(
+        "End the run after N evaluations without a better validation metric.",
+        metavar="N",
+        shown="never",
+        rule=COUNT,
+        movable=True,
+        advanced=True,
+        default=None,
+    )
     nesterov: bool = training_option("Nesterov momentum for SGD.", advanced=True, default=False)
     adam_betas: tuple[float, float] = training_option(
         "Decay rates of AdamW's first and second moments, as in 0.9,0.95.",
