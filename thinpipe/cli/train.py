@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.shaping import link_facts
 from thinpipe.train.tasks.panels import PANELS, link_option, output_option
+from thinpipe.train.trackers import TRACKERS, check_installed, parse_trackers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,15 @@ class TrainOptions(CommandOptions):
         default=None,
     )
     log: Path | None = output_option("Folder for TensorBoard curves.", metavar="DIR", default=None)
+    report_to: tuple[str, ...] = output_option(
+        f"Experiment trackers: {', '.join(TRACKERS)}; a list.",
+        metavar="NAME,...",
+        kind=str,
+        parse=parse_trackers,
+        shown="none",
+        advanced=True,
+        default=(),
+    )
     save_config: Path | None = output_option(
         "Write all options of this run to a file, for `thinpipe train FILE.yaml`.",
         metavar="FILE.yaml",
@@ -84,6 +94,7 @@ def train(
         if member() is None:  # on several machines the workers that read data check it
             check_possible(task, settings)
         if is_client():
+            check_installed(options.report_to)
             capture = None if running.capture is None else running.capture.path
             outputs = {"log": options.log, "save": running.save, "json": options.json, "trace": running.trace}
             preflight(**outputs, capture=capture, export=running.export, save_config=options.save_config)
@@ -96,19 +107,23 @@ def make_listener(options: TrainOptions, settings: Settings, running: RunOptions
     """Return a picklable function that makes the client's listener: the terminal, curves and a record."""
     config = {"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), **link_facts(running.link)}
     specs = {"forward": settings.compress_forward, "backward": settings.compress_backward}
-    return partial(listen, options.log, options.json, config=config, seed=settings.seed, **specs)
+    return partial(
+        listen, options.log, options.json, report_to=options.report_to, config=config, seed=settings.seed, **specs
+    )
 
 
-def listen(log: Path | None, json: Path | None, **facts: Any) -> Listener:
+def listen(log: Path | None, json: Path | None, *, report_to: Sequence[str] = (), **facts: Any) -> Listener:
     """Return the listener of a run; ``facts`` are the arguments of ``RecordFile``."""
     from thinpipe.cli.run_terminal import Terminal
     from thinpipe.lab.runs.summary import RecordFile
     from thinpipe.train.listeners import Curves, Listeners
+    from thinpipe.train.trackers import Trackers
 
     return Listeners(
         [
             Terminal(),
             *([] if log is None else [Curves(log)]),
+            *([Trackers(report_to, facts["config"])] if report_to else []),
             *([] if json is None else [RecordFile(json, **facts)]),
         ]
     )
