@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "image_size": (16, {}),
     "tokens": (128, {}),
     "width": (0.5, {}),
+    "packing": (True, {}),
     "samples": (1000, {}),
     "lora": (8, {}),
     "lora_target": ("q_proj,v_proj", LORA),

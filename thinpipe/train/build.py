@@ -22,6 +22,7 @@ from thinpipe.train.engines.units import Meta, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.export import Export, Exporter
 from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.packed import INPUTS
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
@@ -86,7 +87,8 @@ def _make_engine(
     """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
-    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
+    names = {"names": INPUTS} if facts.shape.packed else {}
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp, **names))
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,

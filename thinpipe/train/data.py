@@ -111,9 +111,10 @@ def read_data(
         data, shape = _loaded(task, source)
         if trains and len(data.train) < settings.step_samples:
             batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""
+            remedy = "take a smaller one" + ", or {no_packing}: a sample is several texts" * shape.packed
             raise OptionError(
                 f"a step is filled with different samples: {{batch_size}} {settings.batch_size}{batches} is more than "
-                f"the {len(data.train)} samples to train on; take a smaller one"
+                f"the {len(data.train)} samples to train on; {remedy}"
             )
         sample = _first_sample(task, data.validation)
         return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))

@@ -23,6 +23,7 @@ from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.models.decoding import check_generates
 from thinpipe.train.models.description import WHAT, check_counts, read_description
+from thinpipe.train.models.packed import can_pack
 from thinpipe.train.models.tiny import LAYERS, shrunken
 from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
 from thinpipe.train.models.weights import BRING, LoadWeights, load_weights, params_on_meta, random_weights, weight_files
@@ -255,6 +256,13 @@ class PretrainedModel:
             raise OptionError(
                 f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {first_line(error)}"
             ) from None
+
+    def can_pack(self) -> bool:
+        """Return True if a small copy computes packed texts as it does each alone."""
+        if self.attention == FLASH:  # its code finds packed texts in batches of one row alone
+            return False
+        with torch.random.fork_rng(devices=[]), quiet():
+            return can_pack(_small_copy(self.config(), self._built))
 
     def _built(self, config: Any) -> nn.Module:
         import transformers

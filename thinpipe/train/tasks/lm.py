@@ -21,6 +21,10 @@ from thinpipe.train.tasks.task import Data, Shape, Source, Split, TaskDefaults
 TOKENS = 256
 VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
+_NOT_PACKED = (
+    "texts are not packed: in the code of this model, or with its attention, tokens would depend on other texts of a "
+    "sample"
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Made:
     train: Split
     validation: Split
     notices: Sequence[str] = ()
+    packed: bool = False
 
 
 class LanguageModel(ModelTask):
@@ -38,7 +43,15 @@ class LanguageModel(ModelTask):
     name = "lm"
     summary = "your own texts with your own causal language model of transformers"
     wants = "your own texts", "a file or a folder of texts"  # for error messages
-    takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "validation", "tokens", "samples")  # of Source
+    takes: tuple[str, ...] = (
+        *MODEL_OPTIONS,
+        "vocabulary",
+        "data",
+        "validation",
+        "tokens",
+        "packing",
+        "samples",
+    )  # of Source
     usual_tokens = TOKENS
     metric = "perplexity"
     modules = ("transformers",)
@@ -78,17 +91,20 @@ class LanguageModel(ModelTask):
             tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
             model = model.fitted_to(tokenizer)
         vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
-        made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
+        packs = source.packing and isinstance(model, PretrainedModel) and model.can_pack()
+        made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks, packs=packs)
         follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
         data = Data(
             train=at_most(made.train, source.samples),
             validation=made.validation,
             classes=vocabulary,
             companions=saved_files(tokenizer.save_pretrained) if follows else {},
-            notices=made.notices,
+            notices=[*made.notices, *([_NOT_PACKED] if source.packing and not packs else [])],
         )
         special = special_tokens(tokenizer) if follows else None
-        return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
+        return data, Shape(
+            classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special, packed=made.packed
+        )
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
         """Raise ValueError for errors of the data that can be found before workers start."""
@@ -106,9 +122,12 @@ class LanguageModel(ModelTask):
         assert source.data is not None
         return read_texts(source.data, source.validation)
 
-    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Made:
-        """Return samples of at most ``tokens`` tokens; ``takes_masks``: the model takes attention masks."""
-        windows = [Windows.of(part, tokenizer, tokens) for part in read]
+    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool, packs: bool) -> Made:
+        """Return samples of at most ``tokens`` tokens.
+
+        ``takes_masks``: the model takes attention masks. ``packs``: samples may have several texts.
+        """
+        windows = [Windows.of(part, tokenizer, tokens, packed=packs) for part in read]
         for name, part in zip(("training", "validation"), windows, strict=True):
             if not len(part):
                 where = f"{{data}} {source.data} is too short: its {name} part"
@@ -119,7 +138,7 @@ class LanguageModel(ModelTask):
                     f"{where} has {len(part.stream)} tokens, fewer than the {tokens + 1} of one sample; bring more "
                     "text, or take fewer {tokens}"
                 )
-        return Made(windows[0], windows[1])
+        return Made(windows[0], windows[1], packed=packs)
 
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)

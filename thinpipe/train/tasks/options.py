@@ -118,6 +118,13 @@ class Source:
     width: float | None = model_option(
         "Width multiplier of the task's model.", metavar="X", rule=above(0, 1e6), advanced=True, default=None
     )
+    packing: bool = model_option(
+        "Several conversations or documents per sample; attention does not cross them.",
+        negative=True,
+        usual=None,
+        shown="the task's",
+        default=False,
+    )
     samples: int | None = model_option(
         "Use at most N training samples.", metavar="N", shown="all", rule=between(1, 1 << 62), default=None
     )
@@ -135,6 +142,7 @@ class TaskDefaults:
     The defaults below are those of tasks that do not set the option.
     """
 
+    packing: bool = False  # of tasks with texts: the default of Source's option
     batch_size: int = task_default_option(
         "Samples per batch, over all replicas.", metavar="N", rule=COUNT, evaluates=True, kept="always"
     )
