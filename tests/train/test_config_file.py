@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "compress_forward": ("sort:6+2", {}),
     "compress_backward": ("none", {}),
     "accumulate": (2, {}),
+    "dpo_beta": (0.3, {}),
     "early_stopping": (3, {}),
     "nesterov": (True, {}),
     "adam_betas": ("0.9,0.95", ADAMW),

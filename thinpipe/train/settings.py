@@ -173,6 +173,14 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
         default=1,
     )
+    dpo_beta: float | None = training_option(
+        "Weight of the reference model in direct preference optimization (task preference).",
+        metavar="X",
+        shown="0.1",
+        rule=above(0, 1000),
+        advanced=True,
+        default=None,
+    )
     early_stopping: int | None = training_option(
         "End the run after N evaluations without a better validation metric.",
         metavar="N",

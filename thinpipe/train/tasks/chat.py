@@ -42,19 +42,19 @@ class Chat(LanguageModel):
     name = "chat"
     summary = "your own conversations, {data} FILE.jsonl, with your own causal language model"
     wants = "your own conversations", "FILE.jsonl of them"
-    takes = (*MODEL_OPTIONS, "chat_template", "data", "validation", "tokens", "packing", "samples")
+    takes: tuple[str, ...] = (*MODEL_OPTIONS, "chat_template", "data", "validation", "tokens", "packing", "samples")
     usual_tokens = 1024
     defaults = replace(LanguageModel.defaults, packing=True)
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
-        for (option, path), lines in zip(_files(source), self.read(source), strict=True):
+        for (option, path), lines in zip(data_files(source, self.name), self.read(source), strict=True):
             size = _MEMORY * path.stat().st_size
             check_fits(f"{{{option}}} {path}: its text and tokens", size, "bring less, or a part of it")
             # The first of each kind: an error of the template affects all.
             for kind in ("messages", "prompt"):
                 first = next((line for line in lines if kind in line[1]), None)
                 if first is not None:
-                    _text_of(path, first, tokenizer)
+                    text_of(path, first, tokenizer)
 
     def tokenizer(self, model: Model, source: Source) -> Any:
         if model.trains_tokenizer:
@@ -71,14 +71,14 @@ class Chat(LanguageModel):
 
     def read(self, source: Source) -> list[list[Line]]:
         """Return the lines of the data, and those of the validation file if one was given."""
-        return [_read(path) for _, path in _files(source)]
+        return [_read(path) for _, path in data_files(source, self.name)]
 
     def splits(
         self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool, packs: bool
     ) -> Made:
         found, kept = [], []
-        for (option, path), lines in zip(_files(source), read, strict=True):
-            encoded = [Encoded.of(_text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
+        for (option, path), lines in zip(data_files(source, self.name), read, strict=True):
+            encoded = [Encoded.of(text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
             answered = [each for each in encoded if each.answers.any()]
             if len(answered) < (2 if len(read) == 1 else 1):
                 needed = "one example trains and another validates, at the least" if len(read) == 1 else "one is needed"
@@ -222,19 +222,17 @@ def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, mad
 # Lines to texts
 
 
-def _files(source: Source) -> list[tuple[str, Path]]:
+def data_files(source: Source, task: str) -> list[tuple[str, Path]]:
     """Return the files that a source names, with the option of each; raise OptionError if one is not there."""
     given = [("data", source.data), ("validation", source.validation)]
-    return [
-        (name, data_file(path, "chat", name, ".jsonl")) for name, path in given if path is not None or name == "data"
-    ]
+    return [(name, data_file(path, task, name, ".jsonl")) for name, path in given if path is not None or name == "data"]
 
 
 def _read(path: Path) -> list[Line]:
     """Return all examples; raise ValueError that names the first invalid line."""
     lines = []
     for number, row in read_jsonl(path, "conversations in JSON lines"):
-        problem = _problem(row)
+        problem = example_problem(row)
         if problem is not None:
             raise ValueError(f"{path}, line {number}: {problem}")
         lines.append((number, row))
@@ -243,7 +241,7 @@ def _read(path: Path) -> list[Line]:
     return lines
 
 
-def _problem(row: Any) -> str | None:
+def example_problem(row: Any) -> str | None:
     """Return what is wrong with an example; None if nothing is."""
     if not isinstance(row, dict) or ("messages" not in row and not {"prompt", "completion"} <= row.keys()):
         return f"an example is {_FORMS}"
@@ -273,7 +271,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _text_of(path: Path, line: Line, tokenizer: Any) -> Text:
+def text_of(path: Path, line: Line, tokenizer: Any) -> Text:
     """Return an example as a text; raise ValueError that names the line if that fails."""
     number, row = line
     where = f"{path}, line {number}"

@@ -16,7 +16,7 @@ from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_text
 from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
-from thinpipe.train.tasks.task import Data, Shape, Source, Split, TaskDefaults
+from thinpipe.train.tasks.task import Data, Metric, Shape, Source, Split, TaskDefaults
 
 TOKENS = 256
 VOCABULARY = 8192  # of a trained tokenizer
@@ -53,7 +53,7 @@ class LanguageModel(ModelTask):
         "samples",
     )  # of Source
     usual_tokens = TOKENS
-    metric = "perplexity"
+    metric: Metric = "perplexity"
     modules = ("transformers",)
     defaults = TaskDefaults(
         batch_size=16,
@@ -91,7 +91,7 @@ class LanguageModel(ModelTask):
             tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
             model = model.fitted_to(tokenizer)
         vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
-        packs = source.packing and isinstance(model, PretrainedModel) and model.can_pack()
+        packs = (source.packing or self.has_pairs) and isinstance(model, PretrainedModel) and model.can_pack()
         made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks, packs=packs)
         follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
         data = Data(

@@ -126,6 +126,7 @@ class Task(ABC):
     metric: Metric
     defaults: TaskDefaults
     model_defaults: TaskDefaults | None = None  # with a model that the user brings; None: the same
+    has_pairs: bool = False  # True: a sample is a chosen and a rejected text, for direct preference optimization
     modules: tuple[str, ...] = ()  # that reading and building import; preloaded so that workers share them
 
     def __init_subclass__(cls, **options: Any) -> None:
