@@ -13,7 +13,7 @@ from thinpipe.extras import EXTRAS, missing_extra
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"scikit-learn": "sklearn"}  # distributions with another name than their module
+MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml"}  # distributions with another name than their module
 # Stands in for an environment without extras: none of their modules can be imported.
 WITHOUT = f"""
 import sys

@@ -171,7 +171,7 @@ def shared_values(settings: Any) -> dict[str, Any]:
 def read(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields of ``kind`` from options by user names, as parsed by the command line; None means not given."""
     values = {name: given.get(declared.name) for name, declared in options_of(kind).items()}
-    return {name: _parse(options_of(kind)[name], value) for name, value in values.items() if value is not None}
+    return {name: parse_option(options_of(kind)[name], value) for name, value in values.items() if value is not None}
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -198,7 +198,8 @@ def as_typed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _parse(declared: Option, value: Any) -> Any:
+def parse_option(declared: Option, value: Any) -> Any:
+    """Return the field's value for an option as the command line parses it; raise OptionError if it is invalid."""
     kind = get_origin(declared.kind) or declared.kind
     as_read = isinstance(value, kind if isinstance(kind, type) else str)  # a choice is a string
     if declared.synonyms:

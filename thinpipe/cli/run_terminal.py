@@ -90,6 +90,11 @@ class Terminal(Listener):
             self._print(f"checkpoint of step {step}: {path}")
             if end.best_step not in (None, step):
                 self._print(f"best checkpoint, of step {end.best_step}: {Path(path).parent / LINK}")
+        if end.stopped_early:
+            self._print(
+                f"stopped early after step {self.pace.done} of {self.pace.total}: {self.plan.metric} is no better than "
+                f"{metric_text(self.plan.metric, end.best_metric)} since {end.stopped_early} evaluations"
+            )
         if end.exported:
             self._print(f"the model: {end.exported}")
 

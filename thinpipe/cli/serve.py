@@ -40,7 +40,7 @@ class ServeOptions:
         default=None,
     )
     name: str | None = option(
-        "Name of this server in messages.", panel=CONNECTION, metavar="NAME", shown="the host name", default=None
+        "Name of this server in messages.", panel=CONNECTION, metavar="NAME", default_text="the host name", default=None
     )
     allow: tuple[str, ...] = option(
         "Fingerprint of a client's key; only those are admitted. Repeatable.",
@@ -48,14 +48,14 @@ class ServeOptions:
         metavar="KEY",
         kind=list[str],
         parse=lambda keys: tuple(keys) or None,
-        shown="every client with a ticket",
+        default_text="every client with a ticket",
         default=(),
     )
     memory: int | None = option(
         "Memory that a run may allocate; more ends the run. Not counted: GPU memory.",
         panel=LIMITS,
         metavar="SIZE",
-        shown="what is free when it starts",
+        default_text="what is free when it starts",
         parse=parse_size,
         default=None,
     )
@@ -63,7 +63,7 @@ class ServeOptions:
         "Threads that a run may use.",
         panel=LIMITS,
         metavar="N",
-        shown="the client's choice",
+        default_text="the client's choice",
         rule=between(1, 1024),
         default=None,
     )
@@ -71,7 +71,7 @@ class ServeOptions:
         "Size of the cache of model files.",
         panel=LIMITS,
         metavar="SIZE",
-        shown="50GB",
+        default_text="50GB",
         parse=parse_size,
         default=50 * 10**9,
     )
@@ -79,15 +79,19 @@ class ServeOptions:
         "Folder of the cache, the only one that runs read and write.",
         panel=LIMITS,
         metavar="DIR",
-        shown="~/.cache/thinpipe",
+        default_text="~/.cache/thinpipe",
         default=None,
     )
     models: Path | None = option(
-        "Folder with folders of models, which runs may read.", panel=LIMITS, metavar="DIR", shown="none", default=None
+        "Folder with folders of models, which runs may read.",
+        panel=LIMITS,
+        metavar="DIR",
+        default_text="none",
+        default=None,
     )
     runs: int = option("Runs at a time.", panel=LIMITS, metavar="N", rule=between(1, 64), default=1)
     device: Literal["auto", "cpu", "cuda"] = option(
-        "Device that runs compute on.", panel=RUN, shown="auto: cuda if there is one", default="auto"
+        "Device that runs compute on.", panel=RUN, default_text="auto: cuda if there is one", default="auto"
     )
     once: bool = option("Exit after one run, with its exit code.", panel=RUN, default=False)
     patience_s: float = option(
@@ -95,7 +99,7 @@ class ServeOptions:
         panel=LIMITS,
         name="patience",
         metavar="S",
-        shown="3600",
+        default_text="3600",
         rule=between(2, 1_000_000),
         default=3600.0,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.shaping import link_facts
 from thinpipe.train.tasks.panels import PANELS, link_option, output_option
+from thinpipe.train.trackers import TRACKERS, check_installed, parse_trackers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,34 @@ class TrainOptions(CommandOptions):
         default=None,
     )
     log: Path | None = output_option("Folder for TensorBoard curves.", metavar="DIR", default=None)
+    report_to: tuple[str, ...] = output_option(
+        f"Experiment trackers: {', '.join(TRACKERS)}; a list.",
+        metavar="NAME,...",
+        kind=str,
+        parse=parse_trackers,
+        default_text="none",
+        advanced=True,
+        default=(),
+    )
+    save_config: Path | None = output_option(
+        "Write all options of this run to a file, for `thinpipe train FILE.yaml`.",
+        metavar="FILE.yaml",
+        advanced=True,
+        default=None,
+    )
 
 
-@takes(TrainOptions, Settings, RunOptions, Capture, panels=PANELS)
-def train(**given: Any) -> None:
+_KINDS = (TrainOptions, Settings, RunOptions, Capture)
+
+
+@takes(*_KINDS, panels=PANELS)
+def train(
+    config_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN.yaml", help="Options by their long names; the command line wins."),
+    ] = None,
+    **given: Any,
+) -> None:
     """Train a model whose layers are on several workers.
 
     Prints the stages of all workers and the traffic of a step before training,
@@ -50,24 +75,31 @@ def train(**given: Any) -> None:
     # Imported here, so that --help is fast.
     from thinpipe.cli.training import already_there, run_with_restarts
     from thinpipe.lab.netem.network import check_launch
+    from thinpipe.train.config_file import merge, read_config, write_config
     from thinpipe.train.data import check_possible
     from thinpipe.train.preflight import preflight
     from thinpipe.train.resolve import resolve_run
     from thinpipe.train.tasks.tasks import task as find_task
 
+    if config_file is not None:
+        with one_line_errors():
+            given = merge(read_config(config_file, _KINDS), given)
     with resolving(TrainOptions, given) as options:
         settings, running = resolve_run(given)
         check_launch([settings.workers], [running.link])
-    if already_there(running, given):
+    if already_there(settings, running, given):
         return
     with one_line_errors():
         task = find_task(settings.task)
         if member() is None or is_served():  # on several machines the workers that read data check it
             check_possible(task, settings)
         if is_client():
+            check_installed(options.report_to)
             capture = None if running.capture is None else running.capture.path
             outputs = {"log": options.log, "save": running.save, "json": options.json, "trace": running.trace}
-            preflight(**outputs, capture=capture, export=running.export)
+            preflight(**outputs, capture=capture, export=running.export, save_config=options.save_config)
+    if options.save_config is not None and is_client():
+        write_config(options.save_config, _KINDS, settings, running, given)
     raise typer.Exit(run_with_restarts(settings, running, make_listener(options, settings, running)))
 
 
@@ -75,19 +107,23 @@ def make_listener(options: TrainOptions, settings: Settings, running: RunOptions
     """Return a picklable function that makes the client's listener: the terminal, curves and a record."""
     config = {"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), **link_facts(running.link)}
     specs = {"forward": settings.compress_forward, "backward": settings.compress_backward}
-    return partial(listen, options.log, options.json, config=config, seed=settings.seed, **specs)
+    return partial(
+        listen, options.log, options.json, report_to=options.report_to, config=config, seed=settings.seed, **specs
+    )
 
 
-def listen(log: Path | None, json: Path | None, **facts: Any) -> Listener:
+def listen(log: Path | None, json: Path | None, *, report_to: Sequence[str] = (), **facts: Any) -> Listener:
     """Return the listener of a run; ``facts`` are the arguments of ``RecordFile``."""
     from thinpipe.cli.run_terminal import Terminal
     from thinpipe.lab.runs.summary import RecordFile
     from thinpipe.train.listeners import Curves, Listeners
+    from thinpipe.train.trackers import Trackers
 
     return Listeners(
         [
             Terminal(),
             *([] if log is None else [Curves(log)]),
+            *([Trackers(report_to, facts["config"])] if report_to else []),
             *([] if json is None else [RecordFile(json, **facts)]),
         ]
     )

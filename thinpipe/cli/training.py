@@ -70,7 +70,7 @@ def run_with_restarts(
     raise AssertionError("the last restart returns")
 
 
-def already_there(running: RunOptions, given: Mapping[str, Any]) -> bool:
+def already_there(settings: Settings, running: RunOptions, given: Mapping[str, Any]) -> bool:
     """Return True if a run to be resumed is complete; then print its result, and export it if configured.
 
     ``given`` are options by their names as on the command line.
@@ -79,7 +79,8 @@ def already_there(running: RunOptions, given: Mapping[str, Any]) -> bool:
         return False  # with --save-local only the client has checkpoints, and other workers would wait for it
     path, manifest = newest_manifest(running.resume)
     progress = manifest.progress
-    if progress.step < running.last_step(progress.steps):
+    stopped = progress.stops_early(settings.early_stopping)
+    if progress.step < running.last_step(progress.steps) and not stopped:
         return False
     try:
         for part in manifest.parts:
@@ -88,6 +89,7 @@ def already_there(running: RunOptions, given: Mapping[str, Any]) -> bool:
         return False  # the workers report it, and use an older one
     if is_client():
         state = "complete" if progress.is_complete else f"at step {progress.step} of {progress.steps} already"
+        state += " and has stopped early" if stopped and not progress.is_complete else ""
         metric = metric_text(progress.metric_name, progress.metric)
         best = metric_text(progress.metric_name, progress.best_metric)
         typer.echo(f"this run is {state}: {path}")

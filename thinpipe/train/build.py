@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,16 @@ from thinpipe.comm.membership import print_remote
 from thinpipe.train.checkpoints.folder import companions_of
 from thinpipe.train.data import Facts
 from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.plan import describe_held
+from thinpipe.train.engines.preference import BETA, PreferenceLoss
 from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.units import Meta, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.export import Export, Exporter
 from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.packed import INPUTS
 from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
@@ -89,7 +93,9 @@ def _make_engine(
     """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
-    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp))
+    names = {"names": INPUTS} if facts.shape.packed else {}
+    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp, **names))
+    make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(
             model,
@@ -99,6 +105,7 @@ def _make_engine(
             error_feedback=settings.error_feedback,
             seed=settings.seed,
             amp=settings.amp,
+            make_loss=make_loss,
         )
     cutting = Cutting(
         layout=settings.layout,
@@ -117,7 +124,9 @@ def _make_engine(
         shaping=running.link,
     )
     engine = world.together(
-        lambda: PipelineEngine(model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute)
+        lambda: PipelineEngine(
+            model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute, make_loss=make_loss
+        )
     )
     world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
     return engine

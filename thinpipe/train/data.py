@@ -64,6 +64,7 @@ class Facts:
 
 def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
     """Raise ValueError for errors that can be detected without reading samples or building the model."""
+    check_objective(task, settings)
     source = settings.source
     units = task.preflight(source)
     if settings.lora is not None or settings.freeze or adapter is not None:
@@ -82,6 +83,17 @@ def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None 
         )
     if units is not None and settings.parallel == "pipeline":
         choose_cuts(units, settings.workers, settings.layout, client_layers=settings.client_layers)
+
+
+def check_objective(task: Task, settings: Settings) -> None:
+    """Raise OptionError unless the settings fit the loss of a task."""
+    if settings.dpo_beta is not None and not task.has_pairs:
+        raise OptionError("{dpo_beta} is of the task preference; leave it out, or give {task} preference")
+    if task.has_pairs and (settings.parallel == "data" or several_read(settings)):
+        raise OptionError(
+            f"task {task.name} computes its loss on the client, which keeps what it compares with: give {{layout}} "
+            "client-server, or {parallel} none"
+        )
 
 
 def check_files(settings: Settings, world: World) -> None:
@@ -111,9 +123,10 @@ def read_data(
         data, shape = _loaded(task, source)
         if trains and len(data.train) < settings.step_samples:
             batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""
+            remedy = "take a smaller one" + ", or {no_packing}: a sample is several texts" * shape.packed
             raise OptionError(
                 f"a step is filled with different samples: {{batch_size}} {settings.batch_size}{batches} is more than "
-                f"the {len(data.train)} samples to train on; take a smaller one"
+                f"the {len(data.train)} samples to train on; {remedy}"
             )
         sample = _first_sample(task, data.validation)
         return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))

@@ -11,7 +11,7 @@ from thinpipe.comm.control import ACTIVITY
 from thinpipe.train.build import check_agreement, prepare, saved_companions
 from thinpipe.train.checkpoints.resume import load_newest
 from thinpipe.train.data import check_files, fingerprint_together, read_data, several_read
-from thinpipe.train.engines.world import World
+from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.metrics import Evaluated, evaluate
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
@@ -50,6 +50,11 @@ def evaluate_on_worker(
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         check_agreement(settings.shared() | {"run": run is not None, "adapter": digest, "part": part}, world)
         check_files(settings, world)
+    if task.has_pairs:
+        raise SetupError(
+            f"task {task.name} is evaluated in training alone, against the model before its first step; the record of "
+            "the run has the results"
+        )
     data, facts = read_data(task, settings, world, saved_companions(settings, run), trains=False)
     if several_read(settings):
         fingerprint_together(data, world)

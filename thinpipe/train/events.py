@@ -98,6 +98,7 @@ class Finished:
     bits_per_byte: float | None = None  # of the last evaluation, where it was of text
     parameters_sha256: str = ""  # of all parameters and buffers: equal if two runs ended bit-identical
     best_step: int | None = None  # of the checkpoint that is kept as the best
+    stopped_early: int = 0  # evaluations without a better metric that ended the run; 0: it has all its steps
     exported: str = ""  # folder of the exported model, if there is one
 
 

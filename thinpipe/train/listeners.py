@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinpipe.system.files import OutputError
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step
+from thinpipe.train.tasks.task import Metric
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -67,7 +69,32 @@ class Listeners(Listener):
         return lost
 
 
-class Curves(Listener):
+class ScalarListener(Listener, ABC):
+    """A listener that records numbers by name and step."""
+
+    metric: Metric
+
+    @abstractmethod
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record numbers of a step."""
+
+    def stepped(self, step: Step) -> None:
+        values = {"train/loss": step.loss, "train/accuracy": step.accuracy, "train/lr": step.lr}
+        if step.gradient_norm is not None:
+            values["train/gradient_norm"] = step.gradient_norm
+        values["wire/bytes"] = step.wire_bytes
+        if step.seconds > 0:
+            values["speed/samples_per_s"] = step.samples / step.seconds
+        self.log(values, step.step)
+
+    def evaluated(self, epoch: Epoch) -> None:
+        values = {"validation/loss": epoch.validation_loss, f"validation/{self.metric}": epoch.validation_metric}
+        if epoch.bits_per_byte is not None:
+            values["validation/bits_per_byte"] = epoch.bits_per_byte
+        self.log(values, epoch.step)
+
+
+class Curves(ScalarListener):
     """TensorBoard curves, flushed after each epoch; a resumed run continues the curves of the first one."""
 
     def __init__(self, directory: Path) -> None:
@@ -83,21 +110,12 @@ class Curves(Listener):
         purge_step = plan.first_step + 1 if plan.first_step else None
         self._writer = SummaryWriter(str(self.directory), purge_step=purge_step)
 
-    def stepped(self, step: Step) -> None:
-        self._add("train/loss", step.loss, step.step)
-        self._add("train/accuracy", step.accuracy, step.step)
-        self._add("train/lr", step.lr, step.step)
-        if step.gradient_norm is not None:
-            self._add("train/gradient_norm", step.gradient_norm, step.step)
-        self._add("wire/bytes", step.wire_bytes, step.step)
-        if step.seconds > 0:
-            self._add("speed/samples_per_s", step.samples / step.seconds, step.step)
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._open().add_scalar(name, value, step)
 
     def evaluated(self, epoch: Epoch) -> None:
-        self._add("validation/loss", epoch.validation_loss, epoch.step)
-        self._add(f"validation/{self.metric}", epoch.validation_metric, epoch.step)
-        if epoch.bits_per_byte is not None:
-            self._add("validation/bits_per_byte", epoch.bits_per_byte, epoch.step)
+        super().evaluated(epoch)
         self._open().flush()
 
     def finished(self, end: Finished) -> None:
@@ -106,9 +124,6 @@ class Curves(Listener):
     def failed(self, error: BaseException) -> None:
         if self._writer is not None:  # a run may fail before ``planned``
             self._writer.close()
-
-    def _add(self, name: str, value: float, step: int) -> None:
-        self._open().add_scalar(name, value, step)
 
     def _open(self) -> SummaryWriter:
         assert self._writer is not None, "planned comes first"

@@ -64,16 +64,17 @@ class Loop:
         began = epoch_began = time.perf_counter()
         last = self.plan.last_step
         improved = False
-        while self.progress.step < last:
+        ended = self.progress.stops_early(self.settings.early_stopping)  # before it was resumed
+        while self.progress.step < last and not ended:
             save_due, stop = self._step(interrupted)
             improved = False
             step = self.progress.step
             if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
-                improved = self._has_improved()
+                improved, ended = self._verdict()
                 stop = stop or stop_request(self.engine.world, interrupted.number)
-            if step == last:  # saved below, with the digest; a finished run is not stopped
+            if step == last or ended:  # saved below, with the digest; a finished run is not stopped
                 break
             if self.saver is not None and (stop or save_due or improved or self._is_save_due_after(step)):
                 self._save(self.saver, is_best=improved)
@@ -97,6 +98,7 @@ class Loop:
             links=self.usage.links(),
             bits_per_byte=progress.bits_per_byte,
             parameters_sha256=progress.parameters_sha256,
+            stopped_early=progress.evaluations_without_best if ended else 0,
         )
 
     def _step(self, interrupted: Noted) -> tuple[bool, StoppedTogether | None]:
@@ -190,11 +192,14 @@ class Loop:
     def _is_save_due_after(self, step: int) -> bool:
         return self._timer is not None and self._timer.is_due_after(step)
 
-    def _has_improved(self) -> bool:
-        """Return True if the client keeps this model as the best so far. A collective."""
-        if self.saver is None:
-            return False
-        return bool(self.engine.world.gather(self.saver.options.keep_best and improves(self.progress))[0])
+    def _verdict(self) -> tuple[bool, bool]:
+        """Return whether the client keeps this model as the best so far, and whether it stops early. A collective."""
+        patience = self.settings.early_stopping
+        if self.saver is None and patience is None:
+            return False, False
+        keeps = self.saver is not None and self.saver.options.keep_best and improves(self.progress)
+        improved, ended = self.engine.world.gather([keeps, self.progress.stops_early(patience)])[0]
+        return improved, ended
 
     def _save(self, saver: Saver, *, is_best: bool) -> str | None:
         """Save; return why there is no checkpoint of this step, if so. The run continues, and the next save retries."""

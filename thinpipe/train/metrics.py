@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from thinpipe.train.batches import evaluation_batch
 from thinpipe.train.engines.engine import Engine
-from thinpipe.train.tasks.task import IGNORED, Metric, OfText, Split
+from thinpipe.train.engines.preference import PreferenceLoss
+from thinpipe.train.tasks.task import IGNORED, Data, Metric, OfText, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,9 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
     Stages have static shapes, so the last batch is padded, and the outputs of the padding are dropped. If the client
     does not compute the predictions itself, they are sent to it.
     """
-    shape = [samples] if split is None else [samples, *split.batch(torch.zeros(1, dtype=torch.int64)).labels.shape[1:]]
+    targets = engine.loss.targets
+    first = None if split is None else targets(split.batch(torch.zeros(1, dtype=torch.int64)).labels)
+    shape = [samples] if first is None else [samples, *first.shape[1:]]
     if not engine.client_has_outcome:
         shape = max(engine.world.gather(shape), key=len)  # some workers have no samples
     predictions = torch.zeros(shape, dtype=torch.int64)
@@ -45,8 +49,9 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
             if outputs is None or batch is None:
                 continue
             real = slice(start, min(start + batch_size, samples))
-            labels[real] = batch.labels[: real.stop - real.start]
-            summed, predictions[real] = engine.loss.score(outputs, labels[real])
+            here = batch.labels[: real.stop - real.start]
+            labels[real] = targets(here)
+            summed, predictions[real] = engine.loss.score(outputs, here)
             loss += summed
     finally:
         engine.set_training(True)
@@ -62,6 +67,23 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
         accuracy=score("accuracy", predictions, labels),
         bits_per_byte=_bits_per_byte(float(loss), split),
     )
+
+
+def keep_reference(engine: Engine, data: Data | None, samples: Sequence[int], batch_size: int) -> None:
+    """Compute the reference of a ``PreferenceLoss`` for all samples of both splits. A collective.
+
+    ``samples``: the number of training and validation samples.
+    """
+    assert isinstance(engine.loss, PreferenceLoss)
+    splits = (None, None) if data is None else (data.train, data.validation)
+    engine.set_training(False)
+    for split, count in zip(splits, samples, strict=True):
+        for start in range(0, count, batch_size):
+            batch = None if split is None else evaluation_batch(split, start, batch_size)
+            outputs = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
+            if outputs is not None and batch is not None:
+                engine.loss.keep(outputs, batch.labels)
+    engine.set_training(True)
 
 
 def perplexity(loss: float) -> float:

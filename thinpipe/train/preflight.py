@@ -18,6 +18,7 @@ _CHECKS = {  # option -> test of its file, whose directory is made; None: the op
     "log": None,
     "save": None,
     "json": check_writable,
+    "save_config": check_writable,
     "trace": check_writable,
     "capture": check_writable,
     "export": check_new_folder,

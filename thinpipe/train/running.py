@@ -131,6 +131,7 @@ class RunOptions:
     evaluate_every: int | None = training_option(
         "Evaluate every N steps, in addition to the end of an epoch.",
         metavar="N",
+        aliases=("eval_every",),
         default_text="an epoch",
         rule=COUNT,
         advanced=True,

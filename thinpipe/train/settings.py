@@ -17,6 +17,7 @@ from thinpipe.pipeline.order import ORDERS, Order, is_order
 from thinpipe.pipeline.partition import Layout
 from thinpipe.train.events import Parallel
 from thinpipe.train.models.adapters import MOST_RANK, Lora
+from thinpipe.train.models.pretrained import FLASH
 from thinpipe.train.tasks.options import COUNT, Source, TaskDefaults
 from thinpipe.train.tasks.panels import link_option, model_option, stage_option, training_option
 from thinpipe.train.tasks.tasks import TASKS
@@ -174,6 +175,23 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
         default=1,
     )
+    dpo_beta: float | None = training_option(
+        "Weight of the reference model in direct preference optimization (task preference).",
+        metavar="X",
+        default_text="0.1",
+        rule=above(0, 1000),
+        advanced=True,
+        default=None,
+    )
+    early_stopping: int | None = training_option(
+        "End the run after N evaluations without a better validation metric.",
+        metavar="N",
+        default_text="never",
+        rule=COUNT,
+        movable=True,
+        advanced=True,
+        default=None,
+    )
     nesterov: bool = training_option("Nesterov momentum for SGD.", advanced=True, default=False)
     adam_betas: tuple[float, float] = training_option(
         "Decay rates of AdamW's first and second moments, as in 0.9,0.95.",
@@ -255,6 +273,11 @@ class Settings(Trained, TaskDefaults):
             raise OptionError(
                 f"{{amp}} computes in bfloat16 with float32 weights, {{dtype}} {self.dtype} has the weights in it too: "
                 "give one of them"
+            )
+        if self.attention == FLASH and (self.devices[-1] == "cpu" or (self.dtype == "float32" and not self.amp)):
+            raise OptionError(
+                f"{{attention}} {FLASH} computes in bfloat16 on GPUs; here are {{device}} {self.device} and {{dtype}} "
+                f"{self.dtype}: give {{device}} cuda and {{dtype}} bfloat16, or another {{attention}}"
             )
         if self.nesterov and (self.optimizer != "sgd" or self.momentum == 0):
             raise OptionError(

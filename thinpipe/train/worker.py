@@ -21,13 +21,14 @@ from thinpipe.train.checkpoints.manifest import Progress, SaveOptions
 from thinpipe.train.checkpoints.resume import Resumed, adopt_client_settings, first_units, resume
 from thinpipe.train.checkpoints.saving import Saver, UnsavedError
 from thinpipe.train.checkpoints.state import frozen_hash, seed_worker, state_bytes
-from thinpipe.train.data import Facts, check_files, fingerprint_together, read_data, several_read
+from thinpipe.train.data import Facts, check_files, check_objective, fingerprint_together, read_data, several_read
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.finite import NotFiniteError
 from thinpipe.train.engines.world import SetupError, World, join_world
 from thinpipe.train.events import Finished, Listener, Plan
 from thinpipe.train.export import Exporter
 from thinpipe.train.loop import Loop
+from thinpipe.train.metrics import keep_reference
 from thinpipe.train.optimize import OPTIMIZER_OPTIONS, make_optimizer
 from thinpipe.train.preflight import check_space
 from thinpipe.train.running import RunOptions
@@ -95,6 +96,7 @@ def train(
     if world.workers > 1:
         check_agreement(settings.shared() | running.shared(), world)
         check_files(settings, world)
+    world.together(lambda: check_objective(task, settings))
     lock = world.together(lambda: _take_folder(running, world))
     try:
         if running.save is not None and world.workers > 1 and not running.save_local:
@@ -144,6 +146,9 @@ def _train(
     options = {name: getattr(settings, name) for name in OPTIMIZER_OPTIONS}
     optimizer = make_optimizer(engine.parameters(), **options)
     seed_worker(settings.seed, world.worker)
+    if task.has_pairs and running.resume is None:
+        size = settings.batch_size // settings.replicas
+        keep_reference(engine, data, (facts.train_samples, facts.validation_samples), size)
     steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
     if running.resume is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import RobertaForSequenceClassification
 
 from tests.train.tasks.written import write_roberta
+from thinpipe.options import OptionError
 from thinpipe.train.models import pretrained
 from thinpipe.train.models.pretrained import PretrainedModel
 
@@ -46,3 +48,23 @@ def test_weights_and_a_new_head_are_those_of_from_pretrained(folder: Path, form:
     for name, tensor in found.items():
         assert torch.equal(tensor, wanted[name]), name
     assert float(found["classifier.out_proj.weight"].std()) > 0
+
+
+def test_the_attention_is_the_requested_one_and_transformers_choice_by_default(folder: Path) -> None:
+    made = {name: PretrainedModel(folder, "sequence", attention=name) for name in (None, "sdpa", "eager")}
+    used = {name: model.with_weights().config._attn_implementation for name, model in made.items()}
+    assert used == {None: "sdpa", "sdpa": "sdpa", "eager": "eager"}
+    made["eager"].check_weights()
+    made["eager"].check_cut()
+
+
+def test_flash_attention_without_its_package_and_attention_without_support_are_one_line(
+    folder: Path, tmp_path: Path
+) -> None:
+    if find_spec("flash_attn") is None:
+        with pytest.raises(OptionError, match="needs the package flash_attn, which is not installed: install it, or"):
+            PretrainedModel(folder, "sequence", attention="flash_attention_2").check_weights()
+    unsupported = PretrainedModel(None, "causal", model_type="xlnet", has_weights=False, attention="sdpa")
+    with pytest.raises(ValueError, match="XLNetLMHeadModel does not support an attention implementation") as raised:
+        unsupported.check_weights()
+    assert "\n" not in str(raised.value)

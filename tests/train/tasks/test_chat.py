@@ -14,6 +14,7 @@ from tokenizers import decoders, pre_tokenizers
 from transformers import AutoTokenizer
 
 from tests.train.tasks.written import write_language_model
+from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.tasks.task import IGNORED, OfText, Source
 from thinpipe.train.tasks.tasks import task
 
@@ -189,3 +190,34 @@ def test_a_tokenizer_is_needed_and_its_template_is_exported(model: Path, tmp_pat
     for data, message in ((None, "FILE.jsonl"), (tmp_path / "no.jsonl", "not there"), (tmp_path, "another kind")):
         with pytest.raises(ValueError, match=message):
             CHAT.preflight(replace(found, data=data))
+
+
+def test_packed_conversations_have_the_tokens_and_labels_of_padded_ones(model: Path, tmp_path: Path) -> None:
+    rows = [said("hi " * (1 + number % 3), "abc "[: 1 + number % 4] + "d") for number in range(40)]
+    padded, _ = CHAT.load(source(model, tmp_path, rows))
+    packed, shape = CHAT.load(source(model, tmp_path, [*rows, said("hi", "d" * 90)], packing=True))
+    assert shape.packed
+    assert "packed" not in "".join(packed.notices)
+    assert len(packed.train) < len(padded.train) / 2
+    assert packed.notices[0].startswith("41 examples in ")
+    batch = packed.train.batch(torch.arange(len(packed.train)))
+    ids, positions = batch.inputs
+    assert ids.shape == positions.shape == batch.labels.shape
+    assert bool((positions[:, 0] == 0).all())
+    steps = positions.diff(dim=1)
+    assert bool(((steps == 1) | (positions[:, 1:] == 0)).all())
+    assert bool((batch.labels[:, :-1][positions[:, 1:] == 0] == IGNORED).all()), "no label is of the next conversation"
+    counts = [int((each != IGNORED).sum()) for each in (batch.labels, padded.train.batch(torch.arange(38)).labels)]
+    assert counts[0] == counts[1] > 80
+    assert isinstance(packed.train, OfText)
+    assert CHAT.defaults.packing
+
+
+def test_a_model_that_cannot_pack_is_padded_with_a_notice(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PretrainedModel, "can_pack", lambda self: False)
+    data, shape = CHAT.load(source(model, tmp_path, [said("hi", "a"), said("hi", "b")], packing=True))
+    assert not shape.packed
+    assert len(data.train) == 1
+    assert data.notices[-1].startswith("texts are not packed: in the code of this model")

@@ -2,13 +2,16 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
 
 from tests.train.tasks.written import write_language_model
-from thinpipe.train.tasks.task import Source
+from thinpipe.train.tasks.task import IGNORED, Source
 from thinpipe.train.tasks.tasks import task
 
 LM = task("lm")
@@ -106,3 +109,25 @@ def test_model_and_data_are_required(folder: Path) -> None:
     for missing in ("model", "data"):
         with pytest.raises(ValueError, match="task lm trains your own model"):
             LM.preflight(source(folder, **{missing: None}))
+
+
+def test_packed_documents_restart_positions_and_have_no_labels_across(folder: Path) -> None:
+    (folder / "text.jsonl").write_text(
+        "".join(json.dumps({"text": f"document {n} " + "has layers " * (n % 5)}) + "\n" for n in range(80))
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save_pretrained(folder / "model")
+    found = source(folder, data=folder / "text.jsonl")
+    plain, packed = LM.load(found)[0].train, LM.load(replace(found, packing=True))[0].train
+    assert (len(plain), LM.defaults.packing) == (len(packed), False)
+    every = torch.arange(len(plain))
+    (ids,), labels = plain.batch(every).inputs, plain.batch(every).labels
+    (same, positions), masked = packed.batch(every).inputs, packed.batch(every).labels
+    assert torch.equal(ids, same)
+    ends = ids == 1  # </s>
+    assert bool((positions[:, 0] == 0).all())
+    assert bool((positions[:, 1:] == torch.where(ends[:, :-1], 0, positions[:, :-1] + 1)).all())
+    assert torch.equal(masked, torch.where(ends, IGNORED, labels))
+    firsts = "".join(tokenizer.convert_ids_to_tokens(labels[ends].tolist()))
+    assert plain.text_bytes - packed.text_bytes == len(firsts) > 0

@@ -55,6 +55,7 @@ class Progress:
     best: tuple[int, float] | None = None  # step and metric of the best checkpoint, if there is one
     metric_name: Metric = "accuracy"
     bits_per_byte: float | None = None  # of texts
+    evaluations_without_best: int = 0  # since the best metric, for early stopping
     wire_bytes: int = 0  # sent by all workers in training
     parameters_sha256: str = ""  # set with the last checkpoint
 
@@ -72,8 +73,14 @@ class Progress:
     def evaluated(self, *, validation_loss: float, metric: float, bits_per_byte: float | None = None) -> None:
         self.train_loss = self.epoch_loss / max(self.epoch_samples, 1)
         self.validation_loss, self.metric, self.bits_per_byte = validation_loss, metric, bits_per_byte
-        is_first = not math.isfinite(self.best_metric)
+        is_first, before = not math.isfinite(self.best_metric), self.best_metric
         self.best_metric = metric if is_first else METRICS[self.metric_name].best(self.best_metric, metric)
+        is_better = math.isfinite(metric) and (is_first or self.best_metric != before)
+        self.evaluations_without_best = 0 if is_better else self.evaluations_without_best + 1
+
+    def stops_early(self, evaluations: int | None) -> bool:
+        """Return True if this many evaluations had no better metric than one before; None: never."""
+        return evaluations is not None and self.evaluations_without_best >= evaluations
 
     def begin_epoch(self) -> None:
         self.epoch_loss, self.epoch_correct, self.epoch_samples = 0.0, 0.0, 0

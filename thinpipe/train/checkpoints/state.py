@@ -4,6 +4,7 @@
     optimizer/<name>/<what>       the optimizer's state of a parameter
     link/..., replica/...         the state of the codecs of this worker's links, or of its replica
     random/<worker>/cpu, cuda     torch's generators
+    reference/log_probs           of all pairs, for direct preference optimization; on the client
 
 Names are unique over all workers, so that one checkpoint holds them all.
 """
@@ -18,8 +19,11 @@ from xxhash import xxh3_128
 
 from thinpipe.train.batches import mixed_seed
 from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.preference import PreferenceLoss
 from thinpipe.train.optimize import load_state_for, optimizer_bytes, state_for
 from thinpipe.train.settings import Settings
+
+_REFERENCE = "reference/log_probs"
 
 
 class Cuts:
@@ -56,6 +60,8 @@ def worker_state(engine: Engine, optimizer: torch.optim.Optimizer) -> dict[str, 
     state = dict(engine.codec_state())
     for kind, value in random_state(engine.world.device).items():
         state[f"random/{engine.world.worker}/{kind}"] = value
+    if isinstance(engine.loss, PreferenceLoss) and engine.world.is_client:
+        state[_REFERENCE] = engine.loss.reference
     if engine.owns_state:
         state |= {f"model/{name}": tensor.detach() for name, tensor in trained_tensors(engine).items()}
         for name, parameter in _parameters(engine).items():
@@ -75,6 +81,8 @@ def belongs_here(engine: Engine, key: str) -> bool:
     owner, _, what = rest.partition("/")
     if kind in ("random", "replica"):
         return int(owner) == engine.world.worker
+    if key == _REFERENCE:
+        return engine.world.is_client
     if kind != "link":
         return False
     # Copies of samples are the same at both ends of a link: the sender saves them, the receiver loads them too.
@@ -96,6 +104,8 @@ def load_model_state(engine: Engine, state: dict[str, Tensor]) -> None:
 
 def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
     load_model_state(engine, state)
+    if isinstance(engine.loss, PreferenceLoss) and engine.world.is_client:
+        engine.loss.reference = state[_REFERENCE]
     parameters = _parameters(engine)
     for key, value in state.items():
         kind, _, rest = key.partition("/")

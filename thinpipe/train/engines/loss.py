@@ -49,6 +49,10 @@ class Loss:
         self._samples = len(labels) * replicas / total
         self._right = []
 
+    def targets(self, labels: Tensor) -> Tensor:
+        """Return what predictions are compared with."""
+        return labels
+
     def __call__(self, outputs: Tensor | tuple[Tensor, ...], labels: Tensor) -> Tensor:
         """Return a chunk's part of the mean over the step, times the number of chunks."""
         if labels.dim() == 1:
@@ -90,13 +94,17 @@ class Loss:
 
     def _of(self, outputs: Any, labels: Tensor, places: slice) -> tuple[Tensor, Tensor]:
         """Return summed loss and predictions of these positions."""
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._amp):
-            logits = outputs[:, places] if self._head is None else self._head.logits(outputs, places)
+        logits = self._logits(outputs, places)
         here = labels[:, places]
         loss = functional.cross_entropy(
             logits.float().flatten(0, 1), here.flatten(), ignore_index=IGNORED, reduction="sum"
         )
         return loss, logits.detach().argmax(-1)
+
+    def _logits(self, outputs: Any, places: slice) -> Tensor:
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._amp):
+            logits: Tensor = outputs[:, places] if self._head is None else self._head.logits(outputs, places)
+        return logits
 
     def _pieces(self, labels: Tensor) -> Iterator[slice]:
         rows, length = labels.shape

@@ -7,7 +7,7 @@ it, its bytes do not count as training's, and alternating between the two needs 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class PipelineEngine(Engine):
         *,
         amp: bool = False,
         recompute: bool = False,
+        make_loss: Callable[..., Loss] = Loss,
     ) -> None:
         super().__init__(world)
         self._cutting, self._links, self._amp, self._recompute = cutting, links, amp, recompute
@@ -74,7 +75,7 @@ class PipelineEngine(Engine):
             module.plan += f", {self.order}"  # workers compare their plans
         self.training_stages = [self._stage(module, index, training=True) for index, module in mine.items()]
         self._evaluation_stages = [self._stage(module, index, training=False) for index, module in mine.items()]
-        self.loss = Loss(units.tail, device=world.device, amp=amp)
+        self.loss = make_loss(units.tail, device=world.device, amp=amp)
         self._trainer = self._schedule(self.training_stages, self.loss)
         self._evaluator = self._schedule(self._evaluation_stages, None)
         self._needs_samples = link_codec(links.forward).needs_samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -69,6 +69,7 @@ class ReplicaEngine(Engine):
         error_feedback: bool = True,
         seed: int = 0,  # of codecs that round at random
         amp: bool = False,
+        make_loss: Callable[..., Loss] = Loss,
     ) -> None:
         super().__init__(world)
         self._chunks, self._amp = chunks, amp
@@ -91,7 +92,7 @@ class ReplicaEngine(Engine):
         }
         self.holdings = tuple(Holding(stage=0, worker=worker, **held) for worker in range(world.workers))
         self._side_input_names = module.asks
-        self.loss = Loss(cut.tail, device=world.device, amp=amp)
+        self.loss = make_loss(cut.tail, device=world.device, amp=amp)
         self._hook: DDPState | None = None
         self._replica: nn.Module = module
         if world.workers > 1:

@@ -62,12 +62,22 @@ class Units:
             tensor.requires_grad_(named[name].requires_grad)  # loading replaced the parameter by a new one
 
 
-def cut_model(model: nn.Module, inputs: Sequence[Meta], load: LoadWeights | None = None, *, amp: bool = False) -> Units:
-    """Return the units of a transformers model, traced by its forward on a chunk of such inputs; else ``units_of``."""
+def cut_model(
+    model: nn.Module,
+    inputs: Sequence[Meta],
+    load: LoadWeights | None = None,
+    *,
+    amp: bool = False,
+    names: Sequence[str] = ("input_ids", "attention_mask", "token_type_ids"),
+) -> Units:
+    """Return the units of a transformers model, traced by its forward on a chunk of such inputs; else ``units_of``.
+
+    ``names``: of the inputs, unless they are images; a mask if texts are padded, and types for pairs.
+    """
     if (is_sequential(model) and load is None) or not hasattr(model, "base_model_prefix"):
         known = units_of(model)
         return Units(model=model, units=known, names=unit_names(model, known), load=load)
-    example = _example(inputs)
+    example = _example(inputs, names)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):  # for the dtypes of the tensors between units
         cut = CutModel(model, example)
         travelling = [meta_of(tensors) for tensors in cut.travelling(example)]
@@ -145,11 +155,10 @@ def check_shared(modules: Sequence[nn.Module], workers: int) -> None:
                 )
 
 
-def _example(inputs: Sequence[Meta]) -> Mapping[str, Tensor]:
-    """Return example inputs of a transformers model: images; or token ids, a mask if padded, and types for pairs."""
+def _example(inputs: Sequence[Meta], names: Sequence[str]) -> Mapping[str, Tensor]:
+    """Return example inputs of a transformers model."""
     if inputs[0].dtype.is_floating_point:
         return {"pixel_values": torch.zeros(inputs[0].shape, dtype=inputs[0].dtype)}
-    names = ("input_ids", "attention_mask", "token_type_ids")
     return {name: torch.ones(meta.shape, dtype=meta.dtype) for name, meta in zip(names, inputs, strict=False)}
 
 

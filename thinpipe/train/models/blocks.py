@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from thinpipe.train.models.forward import run_until, shapes_returned, without_values
 from thinpipe.train.models.symbolic import SymbolicValueError, symbolic_like
 
-SHARED = ("attention_mask",)  # inputs that all workers may receive
+SHARED = ("attention_mask", "position_ids")  # inputs that all workers may receive
 
 
 class UncuttableError(ValueError):

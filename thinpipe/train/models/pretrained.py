@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.models.decoding import check_generates
 from thinpipe.train.models.description import WHAT, check_code, check_counts, read_description
+from thinpipe.train.models.packed import can_pack
 from thinpipe.train.models.tiny import LAYERS, shrunken
 from thinpipe.train.models.verify import TRAINING, batch, compare, types_of
 from thinpipe.train.models.weights import BRING, LoadWeights, load_weights, params_on_meta, random_weights, weight_files
@@ -36,6 +38,7 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "spiece.model"),
 )
+FLASH = "flash_attention_2"
 ADAPTER = "adapter_config.json"  # in a folder that peft wrote
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")  # tokens that begin, end and pad a text
 
@@ -56,6 +59,7 @@ class PretrainedModel:
     classes: int | None = None  # number of classes of a classifier; None: as in the config
     labels: Sequence[str] | None = None  # their names; None: not known here
     dtype: str = "float32"  # of the weights, torch's name
+    attention: str | None = None  # implementation, transformers' name; None: transformers' choice
 
     @property
     def name(self) -> str:
@@ -173,7 +177,12 @@ class PretrainedModel:
         return self
 
     def check_weights(self, *, pretrained: bool = True) -> None:
-        """Raise ValueError unless every tensor fits into memory and, where weights are read, their files are there."""
+        """Raise ValueError unless every tensor fits into memory, the files of weights are there, and {attention} is."""
+        if self.attention == FLASH and find_spec("flash_attn") is None:
+            raise OptionError(
+                "{attention} flash_attention_2 needs the package flash_attn, which is not installed: install it, or "
+                "take {attention} sdpa"
+            )
         self._check_sizes()
         if pretrained and self.has_weights:
             assert self.folder is not None
@@ -240,7 +249,9 @@ class PretrainedModel:
         """Raise ValueError unless all tensors fit into memory and a small copy computes the same in units as uncut."""
         self._check_sizes()
         try:
-            check_cut(self.config(), self._built, self.kind)
+            # On a CPU, where flash attention cannot compute: its layers are checked with transformers' choice.
+            model = replace(self, attention=None) if self.attention == FLASH else self
+            check_cut(model.config(), model._built, model.kind)
         except RuntimeError as error:  # raised by code that mixes dtypes
             if self.dtype == "float32":
                 raise
@@ -248,13 +259,21 @@ class PretrainedModel:
                 f"the code of {self.name} does not go with {{dtype}} {self.dtype}: {first_line(error)}"
             ) from None
 
+    def can_pack(self) -> bool:
+        """Return True if a small copy computes packed texts as it does each alone."""
+        if self.attention == FLASH:  # its code finds packed texts in batches of one row alone
+            return False
+        with torch.random.fork_rng(devices=[]), quiet():
+            return can_pack(_small_copy(self.config(), self._built))
+
     def _built(self, config: Any) -> nn.Module:
         import transformers
 
         builder = getattr(transformers, _BUILDERS[self.kind][0])
+        options = {} if self.attention is None else {"attn_implementation": self.attention}
         with errors_named(self._changed(), "a model", "describe another"):
             model: nn.Module = builder.from_config(
-                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted
+                config, dtype=getattr(torch, self.dtype), trust_remote_code=self.trusted, **options
             )
         return model
 

@@ -48,8 +48,8 @@ class _Unit(nn.Module):
         for name, shape, dtype in self.cut.shapes:
             if name in shared:
                 inputs[name] = shared[name]
-            elif "attention_mask" in shared:
-                inputs[name] = symbolic(shared["attention_mask"].shape, dtype, states.device)
+            elif shared:
+                inputs[name] = symbolic(next(iter(shared.values())).shape, dtype, states.device)
             else:
                 inputs[name] = symbolic((states.shape[0], *shape[1:]), dtype, states.device)
         return inputs

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from thinpipe.options import OptionError
 from thinpipe.system.files import read_jsonl, read_text
 from thinpipe.system.sanitize import first_line
 from thinpipe.system.sizes import check_fits
+from thinpipe.train.models.packed import first_fit, positions
 from thinpipe.train.tasks.corpus import HELD_OUT
 from thinpipe.train.tasks.lm import LanguageModel, Model, Splits
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, data_file
@@ -41,18 +42,19 @@ class Chat(LanguageModel):
     name = "chat"
     summary = "your own conversations, {data} FILE.jsonl, with your own causal language model"
     wants = "your own conversations", "FILE.jsonl of them"
-    takes = (*MODEL_OPTIONS, "chat_template", "data", "validation", "tokens", "samples")
+    takes: tuple[str, ...] = (*MODEL_OPTIONS, "chat_template", "data", "validation", "tokens", "packing", "samples")
     usual_tokens = 1024
+    defaults = replace(LanguageModel.defaults, packing=True)
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
-        for (option, path), lines in zip(_files(source), self.read(source), strict=True):
+        for (option, path), lines in zip(data_files(source, self.name), self.read(source), strict=True):
             size = _MEMORY * path.stat().st_size
             check_fits(f"{{{option}}} {path}: its text and tokens", size, "bring less, or a part of it")
             # The first of each kind: an error of the template affects all.
             for kind in ("messages", "prompt"):
                 first = next((line for line in lines if kind in line[1]), None)
                 if first is not None:
-                    _text_of(path, first, tokenizer)
+                    text_of(path, first, tokenizer)
 
     def tokenizer(self, model: Model, source: Source) -> Any:
         if model.trains_tokenizer:
@@ -69,14 +71,14 @@ class Chat(LanguageModel):
 
     def read(self, source: Source) -> list[list[Line]]:
         """Return the lines of the data, and those of the validation file if one was given."""
-        return [_read(path) for _, path in _files(source)]
+        return [_read(path) for _, path in data_files(source, self.name)]
 
     def splits(
-        self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool
+        self, source: Source, read: list[list[Line]], tokenizer: Any, tokens: int, *, takes_masks: bool, packs: bool
     ) -> Splits:
         found, kept = [], []
-        for (option, path), lines in zip(_files(source), read, strict=True):
-            encoded = [Encoded.of(_text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
+        for (option, path), lines in zip(data_files(source, self.name), read, strict=True):
+            encoded = [Encoded.of(text_of(path, line, tokenizer), tokenizer, tokens) for line in lines]
             answered = [each for each in encoded if each.answers.any()]
             if len(answered) < (2 if len(read) == 1 else 1):
                 needed = "one example trains and another validates, at the least" if len(read) == 1 else "one is needed"
@@ -91,8 +93,10 @@ class Chat(LanguageModel):
             kept = [train, kept[0][::HELD_OUT]]
         length = max(len(each.ids) for part in kept for each in part)
         fill = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # is masked, any will do
-        made = [Examples(part, length, fill, takes_masks) for part in kept]
-        return made[0], made[1], _notices(list(chain(*found)), list(chain(*kept)), tokens, length)
+        form = Examples.packed_of if packs else Examples.padded_of
+        made = [form(part, length, fill, takes_masks) for part in kept]
+        notices = _notices(list(chain(*found)), list(chain(*kept)), tokens, made)
+        return Splits(made[0], made[1], notices=notices, packed=packs)
 
 
 @dataclass(frozen=True)
@@ -145,32 +149,44 @@ def _apart(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Examples:
-    """A split of conversations, padded when a batch is read."""
+    """A split of conversations, each a sample padded to one length, or several packed into one."""
 
-    examples: Sequence[Encoded]
-    length: int  # of every example
+    samples: Sequence[Sequence[Encoded]]
+    length: int  # of every sample
     fill: int  # the padding token
     masked: bool  # True: the model takes an attention mask
+    packed: bool = False  # True: it takes positions instead, which restart with each conversation
+
+    @staticmethod
+    def padded_of(examples: Sequence[Encoded], length: int, fill: int, masked: bool) -> Examples:
+        return Examples([[each] for each in examples], length, fill, masked)
+
+    @staticmethod
+    def packed_of(examples: Sequence[Encoded], length: int, fill: int, masked: bool) -> Examples:
+        rows = first_fit([len(each.ids) for each in examples], length)
+        return Examples([[examples[number] for number in row] for row in rows], length, fill, masked, packed=True)
 
     def __len__(self) -> int:
-        return len(self.examples)
+        return len(self.samples)
 
     @property
     def text_bytes(self) -> int:
         """The number of bytes of all answers, in UTF-8."""
-        return sum(each.text_bytes for each in self.examples)
+        return sum(each.text_bytes for each in chain(*self.samples))
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
-        chosen = [self.examples[index] for index in indices.tolist()]
-        ids = self._padded([each.ids.long() for each in chosen], self.fill)
-        # The label of a position is the following token.
-        labels = [each.ids[1:].long().masked_fill(~each.answers[1:], IGNORED) for each in chosen]
-        mask = self._padded([torch.ones(len(each.ids), dtype=torch.int64) for each in chosen], 0)
-        return Batch(inputs=(ids, mask) if self.masked else (ids,), labels=self._padded(labels, IGNORED))
+        chosen = [self.samples[index] for index in indices.tolist()]
+        ids = self._padded([torch.cat([each.ids.long() for each in row]) for row in chosen], self.fill)
+        labels = self._padded([torch.cat([_labels(each) for each in row]) for row in chosen], IGNORED)
+        lengths = [[len(each.ids) for each in row] for row in chosen]
+        if self.packed:
+            return Batch(inputs=(ids, torch.stack([positions(row, self.length) for row in lengths])), labels=labels)
+        mask = self._padded([torch.ones(sum(row), dtype=torch.int64) for row in lengths], 0)
+        return Batch(inputs=(ids, mask) if self.masked else (ids,), labels=labels)
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
         """Return all tokens, and which of them are answers."""
-        chosen = [self.examples[index] for index in indices.tolist()]
+        chosen = [each for index in indices.tolist() for each in self.samples[index]]
         return {
             "labels": b"".join(each.answers.numpy().tobytes() for each in chosen),
             "texts": b"".join(each.ids.numpy().tobytes() for each in chosen),
@@ -181,37 +197,42 @@ class Examples:
         return padded[1:].contiguous()
 
 
-def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, length: int) -> list[str]:
+def _labels(example: Encoded) -> Tensor:
+    """Return the label of each position: the following token if that is of an answer."""
+    following = example.ids[1:].long().masked_fill(~example.answers[1:], IGNORED)
+    return torch.cat([following, following.new_full((1,), IGNORED)])
+
+
+def _notices(found: Sequence[Encoded], kept: Sequence[Encoded], tokens: int, made: Sequence[Examples]) -> list[str]:
     lines = []
     cut, lost = sum(each.is_cut for each in kept), len(found) - len(kept)
     if cut:
         lines.append(f"{cut} of {len(found)} examples were cut to {tokens} tokens")
     if lost:
         lines.append(f"{lost} of {len(found)} examples have no answer within {tokens} tokens and were left out")
-    filled = sum(len(each.ids) for each in kept) / (length * len(kept))
-    learnt = sum(int(each.answers.sum()) for each in kept) / (length * len(kept))
-    lines.append(
-        f"{len(kept)} examples of {length} tokens: {learnt:.0%} of them are answers, {1 - filled:.0%} are padding"
-    )
+    length, samples = made[0].length, sum(map(len, made))
+    where = f"in {samples} samples of {length} tokens" if made[0].packed else f"of {length} tokens"
+    room = samples * length
+    filled = sum(len(each.ids) for each in kept) / room
+    learnt = sum(int(each.answers.sum()) for each in kept) / room
+    lines.append(f"{len(kept)} examples {where}: {learnt:.0%} of them are answers, {1 - filled:.0%} are padding")
     return lines
 
 
 # Lines to texts
 
 
-def _files(source: Source) -> list[tuple[str, Path]]:
+def data_files(source: Source, task: str) -> list[tuple[str, Path]]:
     """Return the files that a source names, with the option of each; raise OptionError if one is not there."""
     given = [("data", source.data), ("validation", source.validation)]
-    return [
-        (name, data_file(path, "chat", name, ".jsonl")) for name, path in given if path is not None or name == "data"
-    ]
+    return [(name, data_file(path, task, name, ".jsonl")) for name, path in given if path is not None or name == "data"]
 
 
 def _read(path: Path) -> list[Line]:
     """Return all examples; raise ValueError that names the first invalid line."""
     lines = []
     for number, row in read_jsonl(path, "conversations in JSON lines"):
-        problem = _problem(row)
+        problem = example_problem(row)
         if problem is not None:
             raise ValueError(f"{path}, line {number}: {problem}")
         lines.append((number, row))
@@ -220,7 +241,7 @@ def _read(path: Path) -> list[Line]:
     return lines
 
 
-def _problem(row: Any) -> str | None:
+def example_problem(row: Any) -> str | None:
     """Return what is wrong with an example; None if nothing is."""
     if not isinstance(row, dict) or ("messages" not in row and not {"prompt", "completion"} <= row.keys()):
         return f"an example is {_FORMS}"
@@ -250,7 +271,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _text_of(path: Path, line: Line, tokenizer: Any) -> Text:
+def text_of(path: Path, line: Line, tokenizer: Any) -> Text:
     """Return an example as a text; raise ValueError that names the line if that fails."""
     number, row = line
     where = f"{path}, line {number}"

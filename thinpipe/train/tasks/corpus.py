@@ -10,7 +10,7 @@ import codecs
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from thinpipe.system.files import parse_json_line
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.tasks.hub import PublicData, load_public, load_saved
 from thinpipe.train.tasks.options import HUB
-from thinpipe.train.tasks.task import Batch
+from thinpipe.train.tasks.task import IGNORED, Batch
 
 HELD_OUT = 20  # every 20th document, or the last 20th of a text, validates
 _FEW = 2 * HELD_OUT  # documents; if there are fewer, the end of each validates
@@ -32,6 +32,7 @@ _LOOKED_AT = 1 << 16  # bytes read of every file before workers start
 # Maximum numbers of characters of one piece and of all pieces that are encoded in one call: a tokenizer needs some
 # hundred bytes of memory for each new token.
 _PIECE, _BATCH = 200_000, 1_000_000
+_HEAD = 64  # characters of a document that its first token is found in
 _OWN_SPLITS = ("validation", "valid", "test")  # of a data set: the first that it has validates
 
 
@@ -215,9 +216,10 @@ class Windows:
     stream: Tensor  # int32
     tokens: int  # per window
     text_bytes: int  # of the text of all labels, in UTF-8
+    starts: Tensor | None = None  # places of the first tokens of documents, if attention does not cross documents
 
     @staticmethod
-    def of(documents: Iterable[str], tokenizer: Any, tokens: int) -> Windows:
+    def of(documents: Iterable[str], tokenizer: Any, tokens: int, *, packed: bool = False) -> Windows:
         """Return the windows of documents; ``tokenizer`` is one of transformers."""
         end: list[int] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         parts: list[Tensor] = []
@@ -229,7 +231,18 @@ class Windows:
         windows = Windows(stream=torch.cat(parts), tokens=tokens, text_bytes=0)
         last = len(windows) * tokens + 1  # after the last label; the first label is token 1
         labelled = _bytes_before(last, encoded, tokenizer) - _bytes_before(min(1, last), encoded, tokenizer)
-        return Windows(stream=windows.stream, tokens=tokens, text_bytes=labelled)
+        windows = replace(windows, text_bytes=labelled)
+        return windows._packed(encoded, tokenizer, last) if packed else windows
+
+    def _packed(self, encoded: Sequence[tuple[str, int]], tokenizer: Any, last: int) -> Windows:
+        """Return the windows with the starts of documents, whose first tokens are predicted from nothing."""
+        before = torch.tensor([0, *(count for _, count in encoded)]).cumsum(0)[:-1]
+        first = [number for number in range(len(encoded)) if number == 0 or not encoded[number - 1][0]]
+        first = [number for number in first if encoded[number][1] and encoded[number][0]]
+        starts = before[first]
+        heads = [encoded[number][0] for number, start in zip(first, starts.tolist(), strict=True) if 0 < start < last]
+        lost = sum(len(_beginning(head[:_HEAD], 1, tokenizer).encode()) for head in heads)
+        return replace(self, starts=starts, text_bytes=self.text_bytes - lost)
 
     def __len__(self) -> int:
         return max((len(self.stream) - 1) // self.tokens, 0)
@@ -238,7 +251,12 @@ class Windows:
         """Return the windows of these numbers; they have no padding, so no mask."""
         places = indices[:, None] * self.tokens + torch.arange(self.tokens + 1)
         rows = self.stream[places].long()
-        return Batch(inputs=(rows[:, :-1].contiguous(),), labels=rows[:, 1:].contiguous())
+        inputs, labels = (rows[:, :-1].contiguous(),), rows[:, 1:].contiguous()
+        if self.starts is None:
+            return Batch(inputs=inputs, labels=labels)
+        start = self.starts[torch.searchsorted(self.starts, places, right=True) - 1]
+        positions = (places - torch.maximum(start, places[:, :1]))[:, :-1].contiguous()
+        return Batch(inputs=(*inputs, positions), labels=labels.masked_fill((start == places)[:, 1:], IGNORED))
 
     def describe(self, indices: Tensor) -> dict[str, bytes]:
         return {"texts": self.stream[: len(self) * self.tokens + 1].numpy().tobytes()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,14 +16,25 @@ from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_text
 from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
-from thinpipe.train.tasks.task import Data, Shape, Source, Split, TaskDefaults
+from thinpipe.train.tasks.task import Data, Metric, Shape, Source, Split, TaskDefaults
 
 TOKENS = 256
 VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
+_NOT_PACKED = (
+    "texts are not packed: in the code of this model, or with its attention, tokens would depend on other texts of a "
+    "sample"
+)
 
 
-Splits = tuple[Split, Split, Sequence[str]]  # to train, to validate, and lines about the data for the user
+@dataclass(frozen=True)
+class Splits:
+    """Splits of a task's data."""
+
+    train: Split
+    validation: Split
+    notices: Sequence[str] = ()
+    packed: bool = False
 
 
 class LanguageModel(ModelTask):
@@ -32,9 +43,17 @@ class LanguageModel(ModelTask):
     name = "lm"
     summary = "your own texts with your own causal language model of transformers"
     wants = "your own texts", "a file or a folder of texts"  # for error messages
-    takes: tuple[str, ...] = (*MODEL_OPTIONS, "vocabulary", "data", "validation", "tokens", "samples")  # of Source
+    takes: tuple[str, ...] = (
+        *MODEL_OPTIONS,
+        "vocabulary",
+        "data",
+        "validation",
+        "tokens",
+        "packing",
+        "samples",
+    )  # of Source
     usual_tokens = TOKENS
-    metric = "perplexity"
+    metric: Metric = "perplexity"
     modules = ("transformers",)
     defaults = TaskDefaults(
         batch_size=16,
@@ -72,17 +91,20 @@ class LanguageModel(ModelTask):
             tokenizer = train_tokenizer(read[0], source.vocabulary or VOCABULARY)
             model = model.fitted_to(tokenizer)
         vocabulary, takes_masks = self._check_model(model, len(tokenizer), tokens)
-        train, validation, notices = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks)
+        packs = (source.packing or self.has_pairs) and isinstance(model, PretrainedModel) and model.can_pack()
+        made = self.splits(source, read, tokenizer, tokens, takes_masks=takes_masks, packs=packs)
         follows = isinstance(model, PretrainedModel) and model.follows_tokenizer
         data = Data(
-            train=at_most(train, source.samples),
-            validation=validation,
+            train=at_most(made.train, source.samples),
+            validation=made.validation,
             classes=vocabulary,
             companions=saved_files(tokenizer.save_pretrained) if follows else {},
-            notices=notices,
+            notices=[*made.notices, *([_NOT_PACKED] if source.packing and not packs else [])],
         )
         special = special_tokens(tokenizer) if follows else None
-        return data, Shape(classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special)
+        return data, Shape(
+            classes=vocabulary, tokens=tokens, vocabulary=vocabulary, special=special, packed=made.packed
+        )
 
     def check_data(self, source: Source, tokenizer: Any) -> None:
         """Raise ValueError for errors of the data that can be found before workers start."""
@@ -100,9 +122,14 @@ class LanguageModel(ModelTask):
         assert source.data is not None
         return read_texts(source.data, source.validation)
 
-    def splits(self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool) -> Splits:
-        """Return samples of at most ``tokens`` tokens; ``takes_masks``: the model takes attention masks."""
-        windows = [Windows.of(part, tokenizer, tokens) for part in read]
+    def splits(
+        self, source: Source, read: Any, tokenizer: Any, tokens: int, *, takes_masks: bool, packs: bool
+    ) -> Splits:
+        """Return samples of at most ``tokens`` tokens.
+
+        ``takes_masks``: the model takes attention masks. ``packs``: samples may have several texts.
+        """
+        windows = [Windows.of(part, tokenizer, tokens, packed=packs) for part in read]
         for name, part in zip(("training", "validation"), windows, strict=True):
             if not len(part):
                 where = f"{{data}} {source.data} is too short: its {name} part"
@@ -113,7 +140,7 @@ class LanguageModel(ModelTask):
                     f"{where} has {len(part.stream)} tokens, fewer than the {tokens + 1} of one sample; bring more "
                     "text, or take fewer {tokens}"
                 )
-        return windows[0], windows[1], ()
+        return Splits(windows[0], windows[1], packed=packs)
 
     def companions(self, source: Source) -> Mapping[str, bytes]:
         model = self.model(source)

@@ -16,6 +16,7 @@ HUB = "hub:"  # prefix of a data set's name
 COUNT = between(1, 1_000_000_000)
 Optimizer = Literal["sgd", "adamw"]
 Dtype = Literal["float32", "bfloat16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 LrSchedule = Literal["constant", "cosine", "linear"]
 
 
@@ -97,6 +98,14 @@ class Source:
     dtype: Dtype = model_option(
         "Type of a {model}'s weights, activations and gradients; optimizer: float32.", default="float32"
     )
+    attention: Attention | None = model_option(
+        "Attention of a {model}; flash_attention_2 needs the package flash_attn, a GPU and bfloat16.",
+        kind=Attention,
+        default_text="transformers' choice",
+        movable=True,
+        advanced=True,
+        default=None,
+    )
     trust_remote_code: bool = model_option("Run Python code that comes with the model.", advanced=True, default=False)
     weights: Path | None = model_option("Pretrained weights on disk.", metavar="PATH", advanced=True, **_ON_DISK)
     pretrained: bool = model_option(  # False: random weights even if the task starts from a checkpoint
@@ -116,6 +125,13 @@ class Source:
     width: float | None = model_option(
         "Width multiplier of the task's model.", metavar="X", rule=above(0, 1e6), advanced=True, default=None
     )
+    packing: bool = model_option(
+        "Several conversations or documents per sample; attention does not cross them.",
+        negative=True,
+        default_value=None,
+        default_text="the task's",
+        default=False,
+    )
     samples: int | None = model_option(
         "Use at most N training samples.", metavar="N", default_text="all", rule=between(1, 1 << 62), default=None
     )
@@ -133,6 +149,7 @@ class TaskDefaults:
     The defaults below are those of tasks that do not set the option.
     """
 
+    packing: bool = False  # of tasks with texts: the default of Source's option
     batch_size: int = task_default_option(
         "Samples per batch, over all replicas.", metavar="N", rule=COUNT, evaluates=True, kept="always"
     )

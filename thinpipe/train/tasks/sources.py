@@ -22,7 +22,7 @@ from thinpipe.train.tasks.hub import fetch_model
 from thinpipe.train.tasks.task import Source
 
 # Fields of Source that ``chosen_model`` uses.
-DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "trust_remote_code")
+DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "attention", "trust_remote_code")
 MODEL_OPTIONS = (*DESCRIBING_OPTIONS, "tokenizer")
 SHARED_FILES = ("model", "config", "weights")  # read by every worker from its own machine
 _PYTHON = {"True": True, "False": False, "None": None}  # as in Python
@@ -35,8 +35,14 @@ _DEFAULT = Source()
 def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
     """Return the model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if none."""
     tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
+    described: dict[str, Any] = {"tokenizer_folder": tokenizer, "trusted": source.trust_remote_code}
+    described |= {"dtype": source.dtype, "attention": source.attention}
     if source.model is not None:
         if is_function_name(source.model) and not Path(source.model).is_dir():
+            if source.attention is not None:
+                raise OptionError(
+                    f"{{attention}} {source.attention} is for models that transformers builds; set it in {source.model}"
+                )
             if source.dtype != "float32":
                 raise OptionError(
                     f"{{dtype}} {source.dtype} is for models that transformers builds; {source.model} makes its own "
@@ -44,9 +50,7 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
                 )
             return FunctionModel(source.model, tokenizer, trusted=source.trust_remote_code)
         folder = _folder(source.model, "model", source, weights=source.pretrained)
-        return PretrainedModel(
-            folder, kind, tokenizer_folder=tokenizer, trusted=source.trust_remote_code, dtype=source.dtype
-        )
+        return PretrainedModel(folder, kind, **described)
     if source.config is None:
         return None
     is_type = not Path(source.config).is_dir() and is_model_type(source.config)
@@ -57,9 +61,7 @@ def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel |
         model_type=source.config if is_type else None,
         changes=parse_changes(source.config_set or ""),
         has_weights=False,
-        tokenizer_folder=tokenizer,
-        trusted=source.trust_remote_code,
-        dtype=source.dtype,
+        **described,
     )
 
 

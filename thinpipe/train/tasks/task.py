@@ -54,7 +54,9 @@ class DataError(ValueError):
 class Batch:
     """Samples in the model's format; all batches of a task have the same shapes except for the number of samples."""
 
-    inputs: tuple[Tensor, ...]  # images [N, 3, H, W]; or token ids [N, T], and attention mask [N, T] if some are padded
+    inputs: tuple[
+        Tensor, ...
+    ]  # images [N, 3, H, W]; or token ids [N, T], and a mask [N, T] if some are padded, or positions if packed
     labels: Tensor  # [N] classes, or [N, T] tokens, where IGNORED is excluded; int64
 
 
@@ -112,6 +114,7 @@ class Shape:
     tokens: int | None = None  # per text; None for images
     vocabulary: int | None = None  # number of different tokens; None for images
     special: Sequence[int | None] | None = None  # begin, end and padding tokens of a text; None: the model's own
+    packed: bool = False  # True: several texts are one sample, and inputs are token ids and positions
     labels: Sequence[str] | None = None  # names of the classes, on workers that read data; None: not known
 
 
@@ -123,6 +126,7 @@ class Task(ABC):
     metric: Metric
     defaults: TaskDefaults
     model_defaults: TaskDefaults | None = None  # with a model that the user brings; None: the same
+    has_pairs: bool = False  # True: a sample is a chosen and a rejected text, for direct preference optimization
     modules: tuple[str, ...] = ()  # that reading and building import; preloaded so that workers share them
 
     def __init_subclass__(cls, **options: Any) -> None:

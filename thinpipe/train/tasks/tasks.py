@@ -12,6 +12,7 @@ from thinpipe.train.tasks.fashion import FASHION_MNIST
 from thinpipe.train.tasks.folders import ImageFolders
 from thinpipe.train.tasks.grammar import Grammar
 from thinpipe.train.tasks.lm import LanguageModel
+from thinpipe.train.tasks.preference import Preference
 from thinpipe.train.tasks.tables import TextTable
 from thinpipe.train.tasks.task import METRICS, Task, TaskDefaults
 from thinpipe.train.tasks.text import COLA, RTE
@@ -21,7 +22,7 @@ _ALL: tuple[Task, ...] = (
     *(Digits(), Grammar()),
     *(FASHION_MNIST, CIFAR10, CIFAR100, FOOD101),
     *(RTE, COLA),
-    *(ImageFolders(), TextTable(), LanguageModel(), Chat()),
+    *(ImageFolders(), TextTable(), LanguageModel(), Chat(), Preference()),
 )
 TASKS: dict[str, Task] = {each.name: each for each in _ALL}
 
