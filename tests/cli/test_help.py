@@ -43,7 +43,7 @@ def test_no_name_metavar_or_text_is_cut(verb: str) -> None:
         elif each.metavar:
             assert f"{flags} {each.metavar}" in names
         else:
-            assert any(re.fullmatch(rf"{flags}( <[a-z0-9|-]+>)?", name) for name in names), flags
+            assert any(re.fullmatch(rf"{flags}( <[a-z0-9_|-]+>)?", name) for name in names), flags
 
 
 def lines_of(lines: list[str]) -> list[str]:

@@ -51,9 +51,14 @@ class MachineOptions:
         advanced=True,
         default=None,
     )
-    rank: int | None = machine_option("Rank of this worker; 0 is the client.", metavar="N", default=None)
+    rank: int | None = machine_option(
+        "Rank of this worker, on a private network: all workers are started by hand; 0 is the client.",
+        metavar="N",
+        advanced=True,
+        default=None,
+    )
     master: str | None = machine_option(
-        "Address of worker 0, the same on all machines.", metavar="HOST:PORT", default=None
+        "Address of worker 0, the same on all machines.", metavar="HOST:PORT", advanced=True, default=None
     )
 
 

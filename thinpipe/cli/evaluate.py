@@ -51,8 +51,8 @@ def evaluate(**given: Any) -> None:
     Runs the pipeline and the codecs of training, or one process, without
     gradients and optimizer. For texts also perplexity and bits per byte.
 
-    On several machines, on each: thinpipe evaluate ... --workers 3 --rank N
-    --master HOST:PORT
+    With a server elsewhere: `thinpipe serve --listen 0.0.0.0:7000` there prints a
+    ticket; thinpipe evaluate ... --servers TICKET
 
     Example: thinpipe evaluate --run run/ --compress 4bit
     """

@@ -42,8 +42,8 @@ def generate(
     token, several texts when their batch is done. Without prompts stdin is the
     prompt, if it is a pipe.
 
-    On several machines, on each: thinpipe generate ... --workers 3 --rank N
-    --master HOST:PORT
+    With a server elsewhere: `thinpipe serve --listen 0.0.0.0:7000` there prints a
+    ticket; thinpipe generate ... --servers TICKET
 
     Example: thinpipe generate --model llama --compress 8bit "Once upon a time"
     """

@@ -67,8 +67,8 @@ def train(
     Prints the stages of all workers and the traffic of a step before training,
     and the results after it. Options that are left out have the task's defaults.
 
-    On several machines, on each: thinpipe train ... --workers 3 --rank N
-    --master HOST:PORT
+    With a server elsewhere: `thinpipe serve --listen 0.0.0.0:7000` there prints a
+    ticket; thinpipe train ... --servers TICKET
 
     Example: thinpipe train --task digits --compress 4bit --epochs 10
     """

@@ -128,6 +128,7 @@ class Source:
     packing: bool = model_option(
         "Several conversations or documents per sample; attention does not cross them.",
         negative=True,
+        advanced=True,
         default_value=None,
         default_text="the task's",
         default=False,
