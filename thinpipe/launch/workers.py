@@ -137,17 +137,12 @@ def run_workers(
         ignored=ignored_signals(),
         environment=dict(os.environ),
     )
-    return _run_job(job, private)
-
-
-def _run_job(job: _Job, private: Any) -> list[Any]:
-    """Start local workers, wait for them, and return their results."""
     with handled_signals(RaisedSignal(), lambda handler: handler is not signal.SIG_IGN) as signals:
         started: list[_Worker] = []
         try:
-            for rank in range(job.workers):
+            for rank in range(workers):
                 started.append(_start(replace(job, args=_arguments(args, private, rank)), rank))
-            _await(started, None if job.network is None else job.network.broken)
+            _await(started, None if network is None else network.broken)
         except Interrupted as error:
             _stop(started, error.number, signals)
             if error.number == signal.SIGINT:
