@@ -7,7 +7,13 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from thinpipe.comm.secure.handshake import HandshakeError, accept, dial
 from thinpipe.comm.secure.identity import Identity
@@ -88,6 +94,14 @@ def received_after(stream: socket.socket) -> bytes:
         while piece := stream.recv(1 << 16):
             received += piece
     return received
+
+
+def with_certificate(key: EllipticCurvePrivateKey) -> bytes:
+    """Return a valid key and certificate of another kind, in PEM."""
+    name, now = x509.Name([]), datetime.now(UTC)
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now).sign(key, SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return private + certificate.public_bytes(Encoding.PEM)
 
 
 class Wire:

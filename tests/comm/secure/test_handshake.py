@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
 from tests.comm.secure.meeting import (
     Wire,
@@ -23,9 +24,10 @@ from tests.comm.secure.meeting import (
     received_after,
     tls_client,
     tls_server,
+    with_certificate,
 )
 from thinpipe.comm.secure import handshake
-from thinpipe.comm.secure.handshake import DESK, HandshakeError, accept, connect, dial, prove
+from thinpipe.comm.secure.handshake import DESK, HandshakeError, accept, connect, dial, judge, prove
 from thinpipe.comm.secure.identity import Identity
 from thinpipe.comm.secure.peers import KnownPeers
 from thinpipe.comm.secure.ticket import Admission, Verdict
@@ -142,17 +144,7 @@ def test_a_listener_with_another_key_gets_no_byte(keys: list[Identity]) -> None:
 
 
 def test_a_listener_with_another_kind_of_key_is_rejected(keys: list[Identity], tmp_path: Path) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    key, name = generate_private_key(SECP256R1()), x509.Name([])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1)
-    dates = x509.load_pem_x509_certificate(keys[0].path.read_bytes())
-    builder = builder.not_valid_before(dates.not_valid_before_utc).not_valid_after(dates.not_valid_after_utc)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (tmp_path / "pem").write_bytes(private + builder.sign(key, SHA256()).public_bytes(Encoding.PEM))
+    (tmp_path / "pem").write_bytes(with_certificate(generate_private_key(SECP256R1())))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pem")
 
@@ -283,6 +275,28 @@ def test_nothing_that_identifies_a_machine_is_readable_on_the_wire(keys: list[Id
     sent = b"".join(wire.sent.values())
     for part in (b"thinpipe", secret, *(value for key in keys[:2] for value in (key.public_key, key.fingerprint))):
         assert part not in sent
+
+
+def test_the_proof_of_a_secret_is_worth_nothing_with_another_key_or_on_another_connection(
+    keys: list[Identity], admission: Admission
+) -> None:
+    """Somebody who has recorded the proof of a secret has not the secret: the HMAC fits nothing but its connection."""
+    listener, dialler, other, *_ = keys
+    secret, challenge = secret_of(admission), bytes(range(32))
+
+    def verdict(mac_of: Identity, *arguments: Any) -> Verdict:
+        mac = prove(mac_of, *arguments, secret)[-32:]
+        proof = prove(dialler, challenge, listener.public_key, ROUTE, None)[:-32] + mac
+        return judge(proof, challenge, listener, ROUTE, admission, "")[0]
+
+    for recorded in (
+        (other, challenge, listener.public_key, ROUTE),
+        (dialler, bytes(32), listener.public_key, ROUTE),
+        (dialler, challenge, other.public_key, ROUTE),
+        (dialler, challenge, listener.public_key, DESK),
+    ):
+        assert verdict(*recorded) == Verdict.WRONG_SECRET
+    assert verdict(dialler, challenge, listener.public_key, ROUTE) == Verdict.ADMITTED
 
 
 def test_a_proof_for_one_listener_is_worth_nothing_at_another(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -122,38 +123,42 @@ def test_an_unknown_verdict_is_final(keys: list[Identity]) -> None:
         assert error.final
 
 
-def dripping(data: bytes, stream: Callable[[socket.socket], socket.socket]) -> Callable[[socket.socket], None]:
-    """Return an end that sends byte after byte: no single read takes long, and all together take too long."""
+def dripping(data: bytes, stream: Callable[[socket.socket], socket.socket]) -> Callable[[socket.socket], list[int]]:
+    """Return an end that sends byte after byte: no single read takes long, and all together take too long.
 
-    def run(raw: socket.socket) -> None:
-        with stream(raw) as slow:
+    It returns what it has sent when the other end closed the connection.
+    """
+
+    def run(raw: socket.socket) -> list[int]:
+        sent: list[int] = []
+        with stream(raw) as slow, suppress(OSError):
             for byte in data:
                 time.sleep(0.02)
-                try:
-                    slow.sendall(bytes([byte]))
-                except OSError:
-                    return
+                slow.sendall(bytes([byte]))
+                sent.append(byte)
+        return sent
 
     return run
 
 
 def test_one_deadline_holds_for_the_whole_handshake(keys: list[Identity]) -> None:
     listener, dialler, *_ = keys
-    hello = client_hello()
-    label = handshake._LABEL
+    hello, label = client_hello() * 9, handshake._LABEL * 9
 
     def serving(raw: socket.socket) -> ssl.SSLSocket:
         return tls_server(raw, listener)
 
-    for error in (
-        meet(accepting(listener, bytes(32), 0.3), dripping(hello * 9, lambda raw: raw))[0],
-        meet(accepting(listener, bytes(32), 0.3), dripping(label * 9, tls_client))[0],
-        meet(dripping(hello * 9, lambda raw: raw), dialling(dialler, listener.fingerprint, 0.3))[1],
-        meet(dripping(label * 9, serving), dialling(dialler, listener.fingerprint, 0.3))[1],
-        meet(accepting(listener, bytes(32), 0.0), lambda raw: None)[0],
-    ):
-        assert "did not complete the handshake within" in str(error)
+    for stream, data in ((lambda raw: raw, hello), (tls_client, label)):
+        error, sent = meet(accepting(listener, bytes(32), 0.3), dripping(data, stream))
+        assert "did not complete the handshake within 0.3 s" in str(error)
+        assert len(sent) < PROOF
+    for stream, data in ((lambda raw: raw, hello), (serving, label)):
+        sent, error = meet(dripping(data, stream), dialling(dialler, listener.fingerprint, 0.3))
+        assert "did not complete the handshake within 0.3 s" in str(error)
+        assert len(sent) < PROOF
         assert not error.final
+    error, _ = meet(accepting(listener, bytes(32), 0.0), lambda raw: None)
+    assert "did not complete the handshake within 0 s" in str(error)
 
 
 def client_hello() -> bytes:

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
-    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
 
+from tests.comm.secure.meeting import with_certificate
 from thinpipe.comm.secure.identity import (
     fingerprint_bytes,
     fingerprint_of,
@@ -101,7 +101,7 @@ def damage(path: Path, how: str) -> None:
     content = path.read_bytes()
     key, certificate = content.split(b"-----BEGIN CERTIFICATE-----")
     other = own_identity(path.parent / "other").path.read_bytes().split(b"-----BEGIN CERTIFICATE-----")[1]
-    curve = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    curve = with_certificate(generate_private_key(SECP256R1()))
     encrypted = load_pem_private_key(key, None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"passphrase")
     )
@@ -114,7 +114,7 @@ def damage(path: Path, how: str) -> None:
         "no certificate": key,
         "no key": b"-----BEGIN CERTIFICATE-----" + certificate,
         "another's certificate": key + b"-----BEGIN CERTIFICATE-----" + other,
-        "another kind of key": curve + b"-----BEGIN CERTIFICATE-----" + certificate,
+        "another kind of key": curve,
         "too long": content * 300,
     }
     path.write_bytes(damaged[how])

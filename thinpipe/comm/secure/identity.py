@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
@@ -35,16 +36,19 @@ class Identity:
     """The Ed25519 key of this machine; ``path`` is the file of both, with the PEM text ``pem``."""
 
     def __init__(self, path: Path, pem: bytes) -> None:
-        key, certificate = load_pem_private_key(pem, None), x509.load_pem_x509_certificate(pem)
-        if not isinstance(key, Ed25519PrivateKey) or certificate.public_key() != key.public_key():
-            raise ValueError("it is not an Ed25519 key with its own certificate")
-        self._key, self.path = key, path
-        self.public_key: bytes = key.public_key().public_bytes_raw()
-        self.fingerprint = fingerprint_of(self.public_key)
-        self.server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.path, self.server_context = path, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.server_context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.server_context.num_tickets = 0  # no resumption: every connection proves the key
-        self.server_context.load_cert_chain(path)
+        try:
+            key = load_pem_private_key(pem, None)
+            self.server_context.load_cert_chain(path)  # also checks that the certificate is that of the key
+        except (ValueError, TypeError, UnsupportedAlgorithm, OSError):
+            raise ValueError("it is not a key with its certificate") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError("it is not an Ed25519 key")
+        self._key = key
+        self.public_key: bytes = key.public_key().public_bytes_raw()
+        self.fingerprint = fingerprint_of(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
         """Return the signature of ``data``, which must begin with a label: TLS and the certificate use the key too."""
