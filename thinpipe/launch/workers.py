@@ -107,10 +107,10 @@ def run_workers(
 
     If this process is already a worker (torchrun, ``become_member``) it joins the others, as in ``joined``, or over a
     ``mesh``; ``end`` is then called with the cause to terminate it when another worker is silent for longer than
-    ``patience_s``. Otherwise ``workers`` local workers are started, and ``function`` must be importable: defined at the
-    top level of a module. ``private`` is an additional argument for worker 0 only. In a ``network`` each worker starts
-    in its own place and counts as a machine. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have
-    ended; SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises ``WorkerError``.
+    ``patience_s``. Otherwise ``workers`` local workers are started; ``function`` is defined at the top level of a module.
+    ``private`` is an additional argument for worker 0 only. In a ``network`` each worker has a place and counts as a
+    machine. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have ended; SIGTERM and SIGHUP raise
+    ``Terminated``; a worker that fails raises ``WorkerError``.
     """
     me = member()
     if me is not None:
@@ -124,7 +124,6 @@ def run_workers(
     if workers is None or workers < 1:
         raise ValueError(f"the number of workers is 1 or more, got {workers}; give it, or start this under torchrun")
     import_ahead()
-    folder = temporary_folder()
     job = _Job(
         function=function,
         args=args,
@@ -132,8 +131,8 @@ def run_workers(
         network=network,
         backend=backend,
         patience_s=patience_s,
-        folder=folder,
-        store_file=str(Path(folder) / f"store-{next(_serial)}"),
+        folder=temporary_folder(),
+        store_file=str(Path(temporary_folder()) / f"store-{next(_serial)}"),
         ignored=ignored_signals(),
         environment=dict(os.environ),
     )

@@ -1,6 +1,7 @@
 """The desk protocol between the client of a run and the supervisor of a server: JSON messages of bounded length.
 
-The client asks and the server answers, independent of the side that has dialled. Every message is an object with one of the keys below.
+The client asks and the server answers, independent of the side that has dialled. Every message is an object with one of
+the keys below.
 
     client                                   server
     {"facts": version of this protocol}      {"facts": ServerFacts}
