@@ -65,7 +65,7 @@ def test_help_of_a_long_command_has_the_common_options_and_names_the_complete_he
     short, complete = help_of("train"), help_of("train", option="--help-all")
     named = [line.split()[0] for line in short if line.startswith("  --")]
     assert 25 <= len(named) <= 32
-    assert {"--model", "--compress", "--link", "--save", "--rank", "--help-all"} <= set(named)
+    assert {"--model", "--compress", "--link", "--save", "--servers", "--help-all"} <= set(named)
     assert {"--adam-betas", "--capture-limit", "--keep"}.isdisjoint(named)
     assert all(line in complete for line in short if line.startswith("  --"))
     assert len([line for line in complete if line.startswith("  --")]) > 70

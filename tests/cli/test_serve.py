@@ -234,8 +234,8 @@ def test_options_that_contradict_each_other_are_one_line(options: list[str], pro
 
 def test_a_server_that_does_not_answer_is_named_after_the_patience(tmp_path: Path, lab: list[Machine]) -> None:
     ticket = ticket_of(lab).split("/")
-    nobody = "/".join([*ticket[:2], "127.0.0.1:9", *ticket[3:]])
-    command = train(lab[0], *DIGITS, "--servers", nobody, "--patience", "2")
+    closed = "/".join([*ticket[:2], "127.0.0.1:9", *ticket[3:]])
+    command = train(lab[0], *DIGITS, "--servers", closed, "--patience", "2")
     assert command.wait() == 1
     assert "127.0.0.1:9 does not answer" in command.err.splitlines()[-2]
 

@@ -51,8 +51,9 @@ def evaluate(**given: Any) -> None:
     Runs the pipeline and the codecs of training, or one process, without
     gradients and optimizer. For texts also perplexity and bits per byte.
 
-    With a server elsewhere: `thinpipe serve --listen 0.0.0.0:7000` there prints a
-    ticket; thinpipe evaluate ... --servers TICKET
+    On several machines: thinpipe serve --listen HOST:PORT on each server, then
+    thinpipe evaluate ... --servers TICKET,TICKET. On a trusted network also, on
+    each: thinpipe evaluate ... --workers 3 --rank N --master HOST:PORT
 
     Example: thinpipe evaluate --run run/ --compress 4bit
     """

@@ -42,8 +42,9 @@ def generate(
     token, several texts when their batch is done. Without prompts stdin is the
     prompt, if it is a pipe.
 
-    With a server elsewhere: `thinpipe serve --listen 0.0.0.0:7000` there prints a
-    ticket; thinpipe generate ... --servers TICKET
+    On several machines: thinpipe serve --listen HOST:PORT on each server, then
+    thinpipe generate ... --servers TICKET,TICKET. On a trusted network also, on
+    each: thinpipe generate ... --workers 3 --rank N --master HOST:PORT
 
     Example: thinpipe generate --model llama --compress 8bit "Once upon a time"
     """

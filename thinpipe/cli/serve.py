@@ -24,7 +24,7 @@ PANELS = CONNECTION, LIMITS, RUN = "Connection", "Limits", "Run"
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the owner of a server chooses."""
+    """Options of the owner of a server."""
 
     listen: str | None = option(
         "Listen here for clients, and print a ticket for them; port 7000 if left out. With a TICKET: where other "

@@ -67,8 +67,9 @@ def train(
     Prints the stages of all workers and the traffic of a step before training,
     and the results after it. Options that are left out have the task's defaults.
 
-    With a server elsewhere: `thinpipe serve --listen 0.0.0.0:7000` there prints a
-    ticket; thinpipe train ... --servers TICKET
+    On several machines: thinpipe serve --listen HOST:PORT on each server, then
+    thinpipe train ... --servers TICKET,TICKET. On a trusted network also, on
+    each: thinpipe train ... --workers 3 --rank N --master HOST:PORT
 
     Example: thinpipe train --task digits --compress 4bit --epochs 10
     """

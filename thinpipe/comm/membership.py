@@ -170,6 +170,7 @@ def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[st
     try:
         with _announced(control), link_errors("connecting"):
             use(mesh)
+            os.environ["TORCH_DIST_INIT_BARRIER"] = "0"  # torch would wait in the store, which no other worker sees
             dist.init_process_group(BACKEND, store=dist.HashStore(), rank=me.rank, world_size=me.size)
             ACTIVITY.note("starting")
         with _announced(control):

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from thinpipe.comm.control import GRACE_S
 from thinpipe.comm.errors import Interrupted, Terminated, WorkerError, debugging, is_secondary, leave, noted_cause
-from thinpipe.comm.membership import PATIENCE_S, joined, joined_mesh, member, print_line, set_member
+from thinpipe.comm.membership import PATIENCE_S, Member, joined, joined_mesh, member, print_line, set_member
 from thinpipe.comm.signals import (
     ENDING,
     REPEAT_S,
@@ -107,24 +107,20 @@ def run_workers(
 
     If this process is already a worker (torchrun, ``become_member``) it joins the others, as in ``joined``, or over a
     ``mesh``; ``end`` is then called with the cause to terminate it when another worker is silent for longer than
-    ``patience_s``. Otherwise ``workers`` local workers are started, and ``function`` must be importable: defined at the
-    top level of a module. ``private`` is an additional argument for worker 0 only. In a ``network`` each worker starts
-    in its own place and counts as a machine. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have
-    ended; SIGTERM and SIGHUP raise ``Terminated``; a worker that fails raises ``WorkerError``.
+    ``patience_s``. Otherwise ``workers`` local workers are started: ``function`` is at the top level of a module.
+    ``private`` is an additional argument for worker 0 only. In a ``network`` each worker has a place and counts as a
+    machine. Ctrl-C ends all workers and raises KeyboardInterrupt here once they have ended; SIGTERM and SIGHUP raise
+    ``Terminated``; a worker that fails raises ``WorkerError``.
     """
     me = member()
     if me is not None:
-        if workers not in (None, me.size):
-            raise ValueError(f"this is one of {me.size} workers, but {workers} were requested; leave one of them out")
-        if network is not None:
-            raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
+        _check_member(me, workers, network)
         join = partial(joined, backend) if mesh is None else partial(joined_mesh, mesh)
         membership = join(patience_s=patience_s, end=end or _end_here)
         return [_join(function, _arguments(args, private, me.rank), me.rank, membership)]
     if workers is None or workers < 1:
         raise ValueError(f"the number of workers is 1 or more, got {workers}; give it, or start this under torchrun")
     import_ahead()
-    folder = temporary_folder()
     job = _Job(
         function=function,
         args=args,
@@ -132,8 +128,8 @@ def run_workers(
         network=network,
         backend=backend,
         patience_s=patience_s,
-        folder=folder,
-        store_file=str(Path(folder) / f"store-{next(_serial)}"),
+        folder=temporary_folder(),
+        store_file=str(Path(temporary_folder()) / f"store-{next(_serial)}"),
         ignored=ignored_signals(),
         environment=dict(os.environ),
     )
@@ -154,6 +150,14 @@ def run_workers(
         finally:
             Path(job.store_file).unlink(missing_ok=True)
     return [worker.result[0] for worker in started if worker.result is not None]
+
+
+def _check_member(me: Member, workers: int | None, network: Network | None) -> None:
+    """Raise ValueError for options that a worker that was started elsewhere cannot have."""
+    if workers not in (None, me.size):
+        raise ValueError(f"this is one of {me.size} workers, but {workers} were requested; leave one of them out")
+    if network is not None:
+        raise ValueError("workers that were started elsewhere have their network; leave the links as they are")
 
 
 def _arguments(args: tuple[Any, ...], private: Any, rank: int) -> tuple[Any, ...]:

@@ -68,7 +68,7 @@ class Place(Machine):
         _inside(self.namespace, "nft -f -", text=rules)
 
     def listeners(self) -> list[str]:
-        """What listens for TCP in this namespace, as ``ss`` lists it."""
+        """Return the addresses that listen for TCP in this namespace, as ``ss`` lists them."""
         listed = _run("ip", "netns", "exec", self.namespace, "ss", "-Htln")
         return [line.split()[3] for line in listed.splitlines()]
 

@@ -45,7 +45,7 @@ def results(client: Machine, texts: str) -> tuple[str, str, float, str]:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, float, str]:
-    """What three workers of one machine compute, over gloo."""
+    """Return the results of three workers of one machine, over gloo."""
     with machines(tmp_path_factory.mktemp("local"), "client") as (client,):
         write_files(client)
         for words in COMMANDS:

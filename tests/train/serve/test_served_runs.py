@@ -1,4 +1,4 @@
-"""Runs with servers on loopback, as commands: the same parameters as a local run, whoever dials."""
+"""Runs with servers on loopback, as commands: the same parameters as a local run."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ client: `thinpipe train ... --servers TICKET`                  server: `thinpipe
 or `thinpipe train ... --listen HOST:PORT --workers N`         or `thinpipe serve TICKET`
 one process, worker 0: client.py                               supervisor.py, and a process per run: server_worker.py
 
-(1)  whoever has no listening port dials; both are authenticated        (comm/secure)
+(1)  one side listens, the other dials; both are authenticated          (comm/secure)
 (2)  facts      versions, memory, devices of the server                 (desk.py)
 (3)  offer      verb, settings, files and roster of the run; the server rejects it in one line, or starts a worker
 (4)  probe      which servers reach each other; the others are relayed  (roster.py, relay.py)

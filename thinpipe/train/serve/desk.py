@@ -1,6 +1,7 @@
 """The desk protocol between the client of a run and the supervisor of a server: JSON messages of bounded length.
 
-The client asks and the server answers, whoever has dialled. Every message is an object with one of the keys below.
+The client asks and the server answers, independent of the side that has dialled. Every message is an object with one of
+the keys below.
 
     client                                   server
     {"facts": version of this protocol}      {"facts": ServerFacts}
@@ -43,7 +44,7 @@ class Gone(ConnectionError):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What a client has to know about a server before it offers a run."""
+    """Facts about a server, which a client asks for before it offers a run."""
 
     name: str
     thinpipe: str
@@ -57,7 +58,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """All that a server has to know about a run."""
+    """The description of a run for one server."""
 
     run: str  # its random id, in hexadecimal
     verb: str

@@ -1,4 +1,4 @@
-"""What the workers of a run do, as JSON: the verb, its settings and options, rebuilt and checked on a server.
+"""Jobs: the verb of a run with its settings and options, as JSON, rebuilt and checked on a server.
 
 The client sends none of its paths: where an option names a file, the server has a folder of its cache, or nowhere.
 """

@@ -89,7 +89,7 @@ def dialers_json(dialers: Dialers) -> dict[str, int | None]:
 
 
 def parse_dialers(facts: Any, roster: Roster) -> Dialers:
-    """Return who dials in each pair of servers; raise ValueError unless it is one of the two, or nobody."""
+    """Return who dials in each pair of servers; raise ValueError for other workers."""
     expected = {f"{low}-{high}": (low, high) for low, high in roster.pairs()}
     if not isinstance(facts, dict) or facts.keys() != expected.keys():
         raise ValueError("a start names the pairs of servers, and these are others")

@@ -30,7 +30,7 @@ _LEAST_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """What the owner of a server allows."""
+    """Limits that the owner of a server has set."""
 
     facts: ServerFacts
     memory: int | None  # bytes of a run; None: what is free when it starts

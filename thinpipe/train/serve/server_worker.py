@@ -48,7 +48,7 @@ _MOST_HANDSHAKES = 64  # at a time; peers that are not in the roster never get h
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What the supervisor gives to the process of a run."""
+    """The run, and the limits of its process, as the supervisor assigns them."""
 
     offer: Offer
     client: Address | None  # that this server dials; None: it is dialled
@@ -161,7 +161,7 @@ def _limit(memory: int) -> None:
 
 
 class _Arrivals:
-    """What the supervisor sends: the start of the run, and connections of other workers."""
+    """The receiver of what the supervisor sends: the start of the run, and connections of other workers."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe

@@ -219,7 +219,7 @@ class Supervisor:
         return run
 
     def _busy_text(self) -> str:
-        """Describe the runs of this server without their clients, which are nobody else's business."""
+        """Describe the runs of this server without their clients, which other clients must not learn."""
         minutes = max(time.monotonic() - run.began for run in self._runs.values()) / 60
         what = "a run" if self._owner.runs == 1 else f"{len(self._runs)} runs"
         return f"{self._owner.facts.name} is busy with {what} since {minutes:.0f} min: try later, or use another server"
