@@ -14,6 +14,7 @@ from thinpipe.options import Option, options_of, read
 from thinpipe.train.resolve import resolve, resolve_for_resume
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings, Trained
+from thinpipe.train.tasks.tasks import task
 
 
 def resolved(**given: Any) -> Settings:
@@ -219,3 +220,12 @@ def test_paths_of_settings_are_text_in_json_and_paths_again() -> None:
     saved = json.loads(json.dumps(settings.to_json()))
     assert saved["data"] == "text.txt"
     assert Settings.from_json(saved) == settings
+
+
+def test_runs_of_versions_without_packing_go_on_padded() -> None:
+    chat = task("chat")
+    settings = resolve({"task": "chat", "workers": 2}, chat.defaults, device="cpu")
+    saved = settings.to_json()
+    assert saved.pop("packing") is True
+    assert Settings.from_json(saved).packing is False
+    assert settled().packing is False

@@ -220,4 +220,4 @@ def test_a_model_that_cannot_pack_is_padded_with_a_notice(
     data, shape = CHAT.load(source(model, tmp_path, [said("hi", "a"), said("hi", "b")], packing=True))
     assert not shape.packed
     assert len(data.train) == 1
-    assert data.notices[-1].startswith("texts are not packed: in the code of this model")
+    assert data.notices[-1].startswith("texts are not packed: that needs a model")

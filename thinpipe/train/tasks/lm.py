@@ -22,8 +22,7 @@ TOKENS = 256
 VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
 _NOT_PACKED = (
-    "texts are not packed: in the code of this model, or with its attention, tokens would depend on other texts of a "
-    "sample"
+    "texts are not packed: that needs a model that transformers builds, whose code and attention keep packed texts apart"
 )
 
 

@@ -99,7 +99,8 @@ class Source:
         "Type of a {model}'s weights, activations and gradients; optimizer: float32.", default="float32"
     )
     attention: Attention | None = model_option(
-        "Attention of a {model}; flash_attention_2 needs the package flash_attn, a GPU and bfloat16.",
+        "Attention of a {model}: sdpa, eager, or flash_attention_2, which needs flash_attn, a GPU and bfloat16.",
+        metavar="NAME",
         kind=Attention,
         default_text="transformers' choice",
         movable=True,
@@ -127,6 +128,7 @@ class Source:
     )
     packing: bool = model_option(
         "Several conversations or documents per sample; attention does not cross them.",
+        advanced=True,
         negative=True,
         advanced=True,
         default_value=None,
