@@ -130,7 +130,6 @@ class Source:
         "Several conversations or documents per sample; attention does not cross them.",
         advanced=True,
         negative=True,
-        advanced=True,
         default_value=None,
         default_text="the task's",
         default=False,
