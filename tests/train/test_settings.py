@@ -228,4 +228,4 @@ def test_runs_of_versions_without_packing_go_on_padded() -> None:
     saved = settings.to_json()
     assert saved.pop("packing") is True
     assert Settings.from_json(saved).packing is False
-    assert settled().packing is False
+    assert resolved().packing is False
