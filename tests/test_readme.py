@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ from typer.testing import CliRunner
 
 from tests.documents import RECORDS, ROOT, blocks, commands
 from tests.pool import Pool
-from tests.preloaded import Program
 from tests.scripts import run_script
+from tests.train.serve.machines import machines
 from tests.train.tasks.written import write_language_model
 from thinpipe.cli.app import app
 from thinpipe.lab.bench.link import transfers
@@ -41,7 +39,8 @@ SMALL = {  # run for real with these options added
     "thinpipe bench codecs": "--shape 2,24,8,8 --repeat 1 --budget 0.01 --reference none",
 }
 HERE = {"--task images": "--no-pretrained"}  # instead of weights, which only a network has
-MACHINES = [command for command in COMMANDS if "--master" in command]  # run for real, as processes on loopback
+# Run for real, as two machines on loopback: the server's command, then the client's with its ticket.
+MACHINES = [command for command in COMMANDS if "thinpipe serve" in command or "--servers" in command]
 GENERATE = next(command for command in COMMANDS if "--adapter" in command)  # after them
 NOT_RUN = {
     "make demo": "makes a virtual environment and trains for half a minute; its target is `thinpipe train`",
@@ -99,28 +98,14 @@ SHORT = "--tokens 32 --batch-size 8 --chunks 2 --samples 16 --threads 1"
 
 @pytest.mark.timeout(400)
 def test_the_machines_train_adapters_that_generate(directory: Path) -> None:
-    """The server has the model and no texts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = directory / "server"
-    shutil.copytree(directory / "model", server / "model")
-    processes = [
-        Program(
-            *["-m", *shlex.split(f"{command} {SHORT}".replace("10.0.0.1:29400", f"127.0.0.1:{port}"))],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-        )
-        for command, folder in zip(MACHINES, (directory, server), strict=True)
-    ]
-    try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait(timeout=30)
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    """The server has neither the model nor the texts."""
+    serve, train = (shlex.split(command)[1:] for command in MACHINES)
+    with machines(directory / "machines", "server", "client") as (server, client):
+        where = [word.replace("0.0.0.0:7000", "127.0.0.1:0") for word in serve]
+        ticket = server.type(*where, "--threads", "1").ticket()
+        command = [word.replace("TICKET", ticket) for word in train]
+        trained = client.type(*command, *SHORT.split(), cwd=directory)
+        assert trained.wait() == 0, trained.err
     code, output = run_script("-m", *shlex.split(f"{GENERATE} --max-new-tokens 2 --threads 1"))
     assert code == 0, output
     assert "2 tokens" in output
