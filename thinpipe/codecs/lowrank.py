@@ -79,7 +79,8 @@ class LowRank(Codec):
                     basis[part] = q
             left[part].copy_(p * size + poison)
             right[part].copy_(q)
-        _store_factors(wire, left, right)
+        if wire.storage_offset() % 4:  # ``_factor_views`` had to copy the wire
+            wire.copy_(torch.cat([as_bytes(left), as_bytes(right)]))
         if basis is not None and state is not None:
             state[_BASIS] = basis
 
@@ -125,9 +126,3 @@ def _batch(matrices: int) -> int:
 def _factor_views(wire: Tensor, shapes: tuple[torch.Size, torch.Size]) -> tuple[Tensor, Tensor]:
     left, right = as_dtype(wire, torch.float32).split([math.prod(shape) for shape in shapes])
     return left.view(shapes[0]), right.view(shapes[1])
-
-
-def _store_factors(wire: Tensor, left: Tensor, right: Tensor) -> None:
-    """Copy the factors back where ``_factor_views`` had to copy the wire."""
-    if wire.storage_offset() % 4:
-        wire.copy_(torch.cat([as_bytes(left), as_bytes(right)]))

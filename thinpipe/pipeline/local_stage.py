@@ -25,7 +25,7 @@ class LocalStage(LinkedStage):
 
     def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
         if self.links.forward_recv:
-            self._neighbour(-1).get_fwd_send_ops(mb_index)
+            self.neighbour(-1).get_fwd_send_ops(mb_index)
         else:
             super().set_local_fwd_input(prev_stage_outputs, mb_index)
 
@@ -45,12 +45,6 @@ class LocalStage(LinkedStage):
         )
         super().set_local_bwd_input(gradients, mb_index)
 
-    def hand_over_outputs(self, chunk: int) -> None:
-        self._neighbour(1).set_local_fwd_input(self.fwd_cache[chunk][0], chunk)
-
-    def hand_over_gradients(self, chunk: int) -> None:
-        self._neighbour(-1).set_local_bwd_input(self.get_local_bwd_output(chunk), chunk)
-
     def check_handed_over(self, infos: Sequence[Any], kind: Literal["forward", "backward"], chunk: int) -> None:
         """Raise RuntimeError if the neighbour has not handed over the tensors that a forward or backward needs."""
         if not any(info.buffer is NOTHING for info in infos):
@@ -63,7 +57,8 @@ class LocalStage(LinkedStage):
             f"its {what}. After each {kind}, a schedule calls {send} of the same stage or {hand_over} of its neighbour"
         )
 
-    def _neighbour(self, by: int) -> LocalStage:
+    def neighbour(self, by: int) -> LocalStage:
+        """Return the stage of this worker with an index that differs ``by`` that much."""
         index = self.stage_index + by
         (found,) = (each for each in siblings_of(self) if each.stage_index == index)
         assert isinstance(found, LocalStage)

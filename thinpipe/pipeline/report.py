@@ -23,10 +23,7 @@ from thinpipe.links.counters import LinkEnd, Stamp, now
 from thinpipe.links.link import Link
 from thinpipe.pipeline.stage import PipelineStage
 
-_TOTALS = (
-    *("messages", "tensor_bytes", "wire_bytes"),
-    *("encode_ms", "decode_ms", "blocked_ms", "wait_ms", "transfer_ms"),
-)
+_TIMES = ("encode_ms", "decode_ms", "blocked_ms", "wait_ms", "transfer_ms")
 _PINGS = 8  # per worker; the one with the shortest round trip gives the clock offset
 
 
@@ -51,7 +48,8 @@ class LinkReport:
 
     def plus(self, more: LinkReport) -> LinkReport:
         """Return the sum with a later report of the same link, without a rate."""
-        sums = {name: getattr(self, name) + getattr(more, name) for name in _TOTALS}
+        totals = ("messages", "tensor_bytes", "wire_bytes", *_TIMES)
+        sums = {name: getattr(self, name) + getattr(more, name) for name in totals}
         return replace(self, **sums, link_mb_per_s=None)
 
     @property

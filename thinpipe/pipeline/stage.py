@@ -126,7 +126,7 @@ class PipelineStage(LocalStage):
             self.count_action()
             return operations
         if not self.is_last:
-            self.hand_over_outputs(fwd_chunk_id)
+            self.neighbour(1).set_local_fwd_input(self.fwd_cache[fwd_chunk_id][0], fwd_chunk_id)
         return []
 
     def backward_one_chunk(
@@ -189,7 +189,7 @@ class PipelineStage(LocalStage):
             self.count_action()
             return operations
         if self.stage_index - 1 in indices_here(self):
-            self.hand_over_gradients(bwd_chunk_id)
+            self.neighbour(-1).set_local_bwd_input(self.get_local_bwd_output(bwd_chunk_id), bwd_chunk_id)
         return []
 
     def _release(self, chunk: int) -> None:
