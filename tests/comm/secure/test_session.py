@@ -151,6 +151,18 @@ def test_the_end_of_a_peer() -> None:
     assert pair.ends[0].finished
 
 
+def test_an_error_ends_both_ends() -> None:
+    pair = Pair()
+    pair.settle()
+    waiting = pair.ends[0].receive(0, 0, memoryview(bytearray(1)))
+    pair.ends[1].fail("worker 0 sends nonsense" + "\x1b" * 10_000, report=True)
+    pair.settle()
+    assert waiting.error is not None
+    assert waiting.error.startswith("worker 1 has ended the connection: worker 0 sends nonsense")
+    assert len(waiting.error) < 3000
+    assert waiting.error.isprintable()
+
+
 def test_control_bytes_and_pings_overtake_messages() -> None:
     pair = Pair()
     pair.settle()
