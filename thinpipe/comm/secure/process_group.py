@@ -70,9 +70,9 @@ class MeshWork(dist.Work):
             if operation.error is not None:
                 raise LinkError(operation.error)
         with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
         return True
 
     def is_completed(self) -> bool:
