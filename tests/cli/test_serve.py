@@ -22,6 +22,7 @@ from tests.train.serve.machines import (
     machines,
     until,
 )
+from thinpipe.comm.errors import ended_by
 from thinpipe.lab.records.record import Record
 
 pytestmark = pytest.mark.timeout(3 * LIMIT_S)
@@ -76,6 +77,28 @@ def test_servers_that_dial_a_client_are_relayed_and_one_port_is_open_in_all(tmp_
         local = train(client, *DIGITS, "--epochs", "2", "--workers", "3", "--json", "l.json")
         assert local.wait() == 0
         assert row["parameters_sha256"] == Record.read(client.folder / "l.json").rows[0]["parameters_sha256"]
+
+
+def test_servers_that_dial_a_client_and_listen_for_each_other_are_not_relayed(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "one", "two") as (client, *servers):
+        command = train(client, *DIGITS, "--listen", "127.0.0.1:0", "--workers", "3")
+        options = ["--listen", "127.0.0.1:0", "--once", "--threads", "1"]
+        served = [each.type("serve", command.ticket(), *options) for each in servers]
+        assert command.wait() == 0, command.err
+        assert "reach each other" not in command.err
+        assert [each.wait() for each in served] == [0, 0]
+
+
+def test_a_signal_ends_a_client_that_waits_for_servers_and_a_server_that_waits_for_clients(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        command = train(client, *DIGITS, "--listen", "127.0.0.1:0", "--workers", "2")
+        serving = server.type("serve", "--listen", "127.0.0.1:0")
+        for each, number, code in ((command, signal.SIGINT, 130), (serving, signal.SIGTERM, 143)):
+            each.ticket()
+            each.process.send_signal(number)
+            assert each.wait() == code
+            assert "Traceback" not in each.err
+            assert each.err.splitlines()[-1] == f"thinpipe: {ended_by(number)}"
 
 
 def test_a_killed_worker_ends_the_run_in_one_line_and_the_server_takes_the_next(lab: list[Machine]) -> None:
