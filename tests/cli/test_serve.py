@@ -23,6 +23,7 @@ from tests.train.serve.machines import (
     until,
 )
 from thinpipe.comm.errors import ended_by
+from thinpipe.comm.signals import REPEAT_S
 from thinpipe.lab.records.record import Record
 
 pytestmark = pytest.mark.timeout(3 * LIMIT_S)
@@ -151,6 +152,33 @@ def test_a_signal_to_a_server_stops_the_run_after_a_step_with_a_checkpoint_of_th
         assert "the last checkpoint is run/step-" in command.err
         assert serving.wait() == 143
         assert not list(server.folder.rglob("step-*"))
+
+
+def test_a_second_signal_ends_a_server_whose_run_cannot_stop(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1")
+        command = train(client, *LONG, "--servers", serving.ticket())
+        command.shows("epoch +1/1000")
+        command.process.send_signal(signal.SIGSTOP)
+        serving.process.send_signal(signal.SIGTERM)
+        time.sleep(REPEAT_S + 0.5)
+        assert serving.process.poll() is None
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.wait() == 143
+        command.process.send_signal(signal.SIGCONT)
+        assert command.wait() == 1
+        assert "worker 1: killed by signal 9 (SIGKILL)" in command.err
+
+
+def test_a_server_with_several_runs_serves_two_clients_at_the_same_time(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "other", "server") as (client, other, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--runs", "2")
+        first = train(client, *LONG, "--servers", serving.ticket())
+        first.shows("epoch +1/1000")
+        assert train(other, *DIGITS, "--servers", serving.ticket()).wait() == 0
+        assert first.process.poll() is None
+        first.process.send_signal(signal.SIGINT)
+        assert first.wait() == 130
 
 
 def test_a_supervisor_that_is_killed_ends_its_run_on_all(tmp_path: Path) -> None:
