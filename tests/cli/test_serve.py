@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -256,6 +257,9 @@ def test_only_allowed_keys_are_admitted_and_peers_lists_them(tmp_path: Path) -> 
         assert "its owner does not allow this key" in stranger.err
         command = train(client, *DIGITS, "--servers", serving.ticket())
         assert command.wait() == serving.wait() == 0, command.err + serving.err
+        known = server.type("peers")
+        assert known.wait() == 0
+        assert re.search(re.escape(key[0]) + r"\s+" + re.escape(socket.gethostname()), known.out), known.out
         log = (server.folder / "key" / "serve.log").read_text()
         assert re.search(r"^20\d\d-\S+Z run \w{8} \(train\) of \S+ \(" + re.escape(key[0][:12]), log, re.MULTILINE)
 
