@@ -21,17 +21,10 @@ Encrypt = Callable[[socket.socket, bool], socket.socket]  # a connection, and wh
 
 
 def throwaway_tls(folder: Path) -> Encrypt:
-    """Return a function that encrypts connections with a key that is made for this test."""
-    key = Ed25519PrivateKey.generate()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
-    certificate = builder.not_valid_after(now + datetime.timedelta(days=1)).sign(key, None)
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    """Return a function that encrypts connections with the key in a folder; make one on first use."""
     path = folder / "throwaway.pem"
-    path.write_bytes(private + certificate.public_bytes(pem))
+    if not path.exists():
+        _make_key(path)
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(path)
     server.num_tickets = 0
@@ -44,6 +37,18 @@ def throwaway_tls(folder: Path) -> Encrypt:
         return (server if accepted else client).wrap_socket(connection, server_side=accepted)
 
     return encrypt
+
+
+def _make_key(path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
+    certificate = builder.not_valid_after(now + datetime.timedelta(days=1)).sign(key, None)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path.write_bytes(private + certificate.public_bytes(pem))
 
 
 def plain(connection: socket.socket, accepted: bool) -> socket.socket:

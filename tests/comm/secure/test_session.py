@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.comm.secure.pairs import Pair, Program
-from tests.comm.secure.test_frames import frame_of
-from thinpipe.comm.secure import frames, outbox
+from tests.comm.secure.test_frames import CASES, frame_of, mutated_stream
+from thinpipe.comm.secure import frames, inbox, outbox
 from thinpipe.comm.secure.frames import HEADER_BYTES, FrameError
-from thinpipe.comm.secure.operation import FRAME_COST
 from thinpipe.comm.secure.session import Session
+
+COST = 256
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +23,8 @@ def short_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of a few hundred bytes take several frames, whose memory is used again."""
     monkeypatch.setattr(outbox, "PAYLOAD_BYTES", 96)
     monkeypatch.setattr(frames, "FRAME_BYTES", HEADER_BYTES + 96)
+    for module in (inbox, outbox):
+        monkeypatch.setattr(module, "FRAME_COST", COST)
 
 
 def run_with_cut(at: int) -> int:
@@ -151,6 +154,18 @@ def test_the_end_of_a_peer() -> None:
     assert pair.ends[0].finished
 
 
+def test_an_error_ends_both_ends() -> None:
+    pair = Pair()
+    pair.settle()
+    waiting = pair.ends[0].receive(0, 0, memoryview(bytearray(1)))
+    pair.ends[1].fail("worker 0 sends nonsense" + "\x1b" * 10_000, report=True)
+    pair.settle()
+    assert waiting.error is not None
+    assert waiting.error.startswith("worker 1 has ended the connection: worker 0 sends nonsense")
+    assert len(waiting.error) < 3000
+    assert waiting.error.isprintable()
+
+
 def test_control_bytes_and_pings_overtake_messages() -> None:
     pair = Pair()
     pair.settle()
@@ -183,10 +198,10 @@ def data(payload: bytes, sequence: int, **fields: int) -> bytes:
     return frame_of(frames.DATA, payload, sequence, **fields)
 
 
-def feed(session: Session, *sent: bytes) -> None:
+def feed(session: Session, *sent: bytes, acknowledged: int = 0) -> None:
     for frame in sent:
         changed = bytearray(frame)
-        changed[32:40] = bytes(8)  # acknowledges nothing
+        changed[32:40] = acknowledged.to_bytes(8, "little")
         rest = memoryview(changed)
         while rest:
             buffer = session.buffer()
@@ -297,6 +312,32 @@ def test_valid_frames_in_any_order(seed: int) -> None:
             session.output()
             assert session._inbox._held <= 5000
             held = [chunk for queue in session._inbox._unexpected.values() for each in queue for chunk in each.chunks]
-            assert sum(len(chunk) + FRAME_COST for chunk in held) <= 5000
+            assert sum(len(chunk) + COST for chunk in held) <= 5000
     except FrameError:
         pass
+
+
+def fuzz(cases: int, seed: int) -> int:
+    """Feed mutated streams to sessions; return how many were rejected. Any error but FrameError propagates."""
+    rng, rejected = random.Random(seed), 0
+    for _ in range(cases):
+        session = Session("worker 1", window=5000)
+        session.connect()
+        session.receive(0, 3, memoryview(bytearray(100)))
+        session.output()
+        try:
+            feed(session, hello())
+            for tag in range(3):
+                session.send(0, tag, memoryview(bytes(50)))
+            session.output()  # three frames, that the stream acknowledges
+            feed(session, mutated_stream(rng), acknowledged=3)
+            session.output()
+        except FrameError:
+            rejected += 1
+        assert session._inbox._held <= 5000
+    return rejected
+
+
+def test_fuzz() -> None:
+    """THINPIPE_FUZZ_CASES sets the number of streams."""
+    assert CASES // 4 * 0.2 < fuzz(CASES // 4, seed=0) < CASES // 4

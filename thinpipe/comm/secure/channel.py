@@ -42,6 +42,8 @@ _JOINED_BYTES = 1 << 14  # small frames are joined up to one record of TLS
 _CONTROL_BYTES, _MOST_CONTROL_BYTES = 1 << 14, 1 << 20
 _TCP_NOTSENT_LOWAT = 25  # of <linux/tcp.h>
 _UNSENT_BYTES = 1 << 18  # in the kernel: heartbeats and acknowledgements wait behind them
+# RFC 8446, 5.5: keys of AES-GCM encrypt 24 million records. Python cannot change them, a new connection has new ones.
+_KEY_BYTES = 1 << 38
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -65,6 +67,7 @@ class Channel:
         self._leaving = self._stopping = self._reported = self._control_ended = False
         self._connected, self._ended = threading.Event(), threading.Event()
         self._reason = "it has not connected yet"
+        self._bytes = 0  # read and written on this connection
         self._lost_s = self._silent_s = self._pinged_s = self._owing_s = self._round_trip_s = 0.0
         self._control.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=f"thinpipe-{self.name}", daemon=True)
@@ -174,6 +177,9 @@ class Channel:
                         self._violated(error)
                 finally:
                     with self._lock:
+                        if self.session.error is not None:
+                            with suppress(OSError):
+                                self._write(connection, 1)  # what the peer should know
                         self._connection = self._failure = None
                         self._idle = self._blocked = False
                     _close(connection)
@@ -188,7 +194,7 @@ class Channel:
         return self._stopping or session.finished or (session.error is not None and not session.left)
 
     def _violated(self, error: FrameError) -> str:
-        self.session.fail(f"{self.name} does not follow the protocol: {error}")
+        self.session.fail(f"{self.name} does not follow the protocol: {error}", report=True)
         self._alarm()
         return self.session.error or ""
 
@@ -241,6 +247,7 @@ class Channel:
             self._unwritten.clear()
             self._connection = connection
             self._silent_s = self._pinged_s = 0.0
+            self._bytes = 0
         before = time.monotonic()
         while True:
             with self._lock:
@@ -284,6 +291,8 @@ class Channel:
         else:
             self._count_lost(seconds)
             limit_s = min(GREETING_S, self.patience_s)
+        if self._bytes > _KEY_BYTES and self._connect is not None:
+            raise ConnectionError("its keys are used up")
         self._silent_s += seconds
         if self._silent_s > limit_s:
             raise ConnectionError(f"nothing has arrived for {self._silent_s:.0f} s")
@@ -305,6 +314,7 @@ class Channel:
             if not count:
                 raise ConnectionError("it closed the connection")
             session.received(count)
+            self._bytes += count
             self._silent_s = self._pinged_s = 0.0
             if session.echo:
                 self._round_trip_s = min(max(time.monotonic_ns() - session.echo, 0) / 1e9, self.patience_s)
@@ -325,6 +335,7 @@ class Channel:
                 except _NOT_NOW:
                     self._blocked = True
                     return False
+                self._bytes += count
                 if count == len(frame):
                     self._unwritten.popleft()
                 else:

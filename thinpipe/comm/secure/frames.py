@@ -10,7 +10,8 @@
     DATA          yes     a part of message (stream, tag): ``size`` of ``total`` bytes, from ``offset`` on
     WANT          yes     offset: which of the messages (stream, tag) to send next, counted from 0
     CONTROL       yes     payload: bytes of the control channel
-    BYE           yes     the sender has ended; no frame with a number follows
+    BYE           yes     the sender has ended its part; no frame with a number follows
+    FAIL                  payload: JSON with the error that ended the sender's end of the pair
 
 ``sequence`` counts the frames with a number, from 1 on; it is 0 in the others. ``acknowledged`` is the last number
 received, ``credit`` the limit of charged bytes, see session.py. Nothing is unpickled, and a frame that announces more
@@ -24,7 +25,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-HELLO, ACK, PING, PONG, DATA, WANT, CONTROL, BYE = range(1, 9)
+HELLO, ACK, PING, PONG, DATA, WANT, CONTROL, BYE, FAIL = range(1, 10)
 NUMBERED = frozenset({DATA, WANT, CONTROL, BYE})
 CHARGED = 1  # a flag of DATA: the bytes count against the credit
 
@@ -32,7 +33,12 @@ _HEADER = struct.Struct("<BBHIQqQQQQQ")
 HEADER_BYTES = _HEADER.size
 FRAME_BYTES = 256 << 10  # of the longest frame: sixteen records of TLS, and few enough to stay in a core's cache
 PAYLOAD_BYTES = FRAME_BYTES - HEADER_BYTES
-_PAYLOADS = {HELLO: 1 << 10, DATA: PAYLOAD_BYTES, CONTROL: 1 << 14}  # the longest; of other kinds nothing
+_PAYLOADS = {
+    HELLO: 1 << 10,
+    DATA: PAYLOAD_BYTES,
+    CONTROL: 1 << 14,
+    FAIL: 1 << 12,
+}  # the longest; of other kinds nothing
 _LARGEST = 1 << 62  # no honest number comes near it
 _SEQUENCE = struct.Struct("<Q"), 24
 _STATE = struct.Struct("<QQ"), 32  # acknowledged and credit
@@ -78,6 +84,13 @@ def describe_frame(
     _HEADER.pack_into(frame, 0, kind, flags, 0, size, stream, tag, 0, 0, 0, offset, total)
 
 
+def json_frame(kind: int, content: dict[str, Any]) -> memoryview:
+    data = json.dumps(content).encode()
+    frame = new_frame(kind, len(data))
+    frame[HEADER_BYTES:] = data
+    return frame
+
+
 def number_frame(frame: memoryview, sequence: int) -> None:
     _SEQUENCE[0].pack_into(frame, _SEQUENCE[1], sequence)
 
@@ -90,7 +103,7 @@ def stamp_frame(frame: memoryview, acknowledged: int, credit: int) -> None:
 def parse_header(data: memoryview) -> Frame:
     """Return the header at the start of ``data``; raise FrameError if no end could have sent it."""
     frame = Frame._make(_HEADER.unpack_from(data))
-    if not HELLO <= frame.kind <= BYE:
+    if not HELLO <= frame.kind <= FAIL:
         raise FrameError(f"kind {frame.kind} of a frame is unknown")
     if frame.zero or frame.flags & ~(CHARGED if frame.kind == DATA else 0):
         raise FrameError(f"flags {frame.flags} and {frame.zero} of a frame of kind {frame.kind} are unknown")

@@ -32,11 +32,7 @@ from thinpipe.comm.streams import bytes_of
 BACKEND = "tls"
 _COLLECTIVE = -1  # the tag of all collectives of a group: they are called in the same order everywhere
 _meshes: list[Mesh] = []  # of this process; one at most
-_REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Any]] = {
-    dist.ReduceOp.SUM: lambda total, part: total.add_(part),
-    dist.ReduceOp.MAX: lambda total, part: torch.maximum(total, part, out=total),
-    dist.ReduceOp.MIN: lambda total, part: torch.minimum(total, part, out=total),
-}
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {"SUM": torch.add, "MAX": torch.maximum, "MIN": torch.minimum}
 
 
 def use(mesh: Mesh) -> None:
@@ -74,9 +70,9 @@ class MeshWork(dist.Work):
             if operation.error is not None:
                 raise LinkError(operation.error)
         with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is not None:
-                finish()
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
         return True
 
     def is_completed(self) -> bool:
@@ -112,12 +108,15 @@ class MeshGroup(dist.ProcessGroup):
 
     def __init__(self, mesh: Mesh, rank: int, ranks: list[int], name: str) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
-        self._mesh, self._rank, self._ranks = mesh, rank, ranks
+        self._mesh, self._rank, self._ranks, self._name = mesh, rank, ranks, name
         self._stream = int.from_bytes(hashlib.sha256(f"{name} {ranks}".encode()).digest()[:7])
         self._others = [other for other in range(len(ranks)) if other != rank]
 
     def getBackendName(self) -> str:
         return BACKEND
+
+    def getGroupName(self) -> str:  # torch asks the C++ backend, which this group has not
+        return self._name
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> MeshWork:
         (tensor,) = tensors
@@ -174,16 +173,16 @@ class MeshGroup(dist.ProcessGroup):
 
     def _reduce(self, parts: Sequence[Tensor], output: Tensor, opts: Any) -> MeshWork:
         """Reduce the part of this rank over all workers into ``output``."""
-        op = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        reduction = next((function for known, function in _REDUCTIONS.items() if op == known), None)
+        name = "SUM" if opts is None else opts.reduceOp.op.name
+        reduction = _REDUCTIONS.get(name)
         if reduction is None:
-            raise ValueError(f"the backend {BACKEND!r} reduces by {[str(each) for each in _REDUCTIONS]}, got {op}")
+            raise ValueError(f"the backend {BACKEND!r} reduces by {', '.join(_REDUCTIONS)}, got {name}")
         received = [torch.empty_like(output, memory_format=torch.contiguous_format) for _ in parts]
 
         def finish() -> None:
             total = received[0]
             for part in received[1:]:
-                reduction(total, part)
+                reduction(total, part, out=total)
             output.copy_(total)
 
         return self._exchange(parts, received, [output], finish)
@@ -228,5 +227,4 @@ def _memory(tensor: Tensor) -> memoryview:
     """Return the bytes of a CPU tensor; a copy of them if it is not contiguous."""
     if tensor.device.type != "cpu":
         raise ValueError(f"the backend {BACKEND!r} sends from and receives into host memory, got {tensor.device}")
-    dense = tensor.detach().contiguous().resolve_conj().resolve_neg()
-    return memoryview(bytes_of(dense).numpy())  # type: ignore[arg-type]
+    return memoryview(bytes_of(tensor.detach().contiguous()).numpy())  # type: ignore[arg-type]

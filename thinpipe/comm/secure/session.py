@@ -26,7 +26,6 @@ Why no receive waits forever while its message was sent and connections come bac
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
 
@@ -35,11 +34,13 @@ from thinpipe.comm.secure.frames import HEADER_BYTES, PAYLOAD_BYTES, Frame, Fram
 from thinpipe.comm.secure.inbox import Inbox
 from thinpipe.comm.secure.operation import Operation
 from thinpipe.comm.secure.outbox import Outbox
+from thinpipe.system.sanitize import one_line
 
 BUFFER = WINDOW = 64 << 20
 ACK_BYTES = 1 << 20  # received bytes after which an acknowledgement does not wait for a frame to travel with
 _BATCH_BYTES = 1 << 18  # of frames returned at once
 _PROTOCOL = 1
+_LONGEST_ERROR = 500  # characters, of six bytes at most
 
 
 class Session:
@@ -59,7 +60,7 @@ class Session:
         self._parser = Parser(self._destination)
         self._received = 0  # the last number
         self._sink = memoryview(bytearray(PAYLOAD_BYTES))  # of frames received twice
-        self._hello_due = self._ack_due = False
+        self._hello_due = self._ack_due = self._report_due = False
         self._ping: int | None = None
         self._pong: int | None = None
         self._ack_bytes = self._granted = 0  # received since the last acknowledgement; released at that time
@@ -90,12 +91,16 @@ class Session:
     def leave(self) -> None:
         """End this end after all sends."""
         self._leaving = True
-        self._outbox.leave()
-
-    def fail(self, error: str) -> None:
-        """End the pair: all operations fail, now and later, but receives of messages that have arrived."""
         if self.error is None:
-            self.error = error
+            self._outbox.leave()
+
+    def fail(self, error: str, *, report: bool = False) -> None:
+        """End the pair: all operations fail, now and later, but receives of messages that have arrived.
+
+        ``report``: send the error to the peer, whose end fails, too.
+        """
+        if self.error is None:
+            self.error, self._report_due = error, report
             self._outbox.fail(error)
             self._inbox.fail(error)
 
@@ -148,7 +153,11 @@ class Session:
         """Return the next frames to write, in order; none if there is nothing to send now."""
         if self._hello_due:
             self._hello_due = False
-            return [self._stamped(self._hello())]
+            content = {"protocol": _PROTOCOL, "session": self._own_id, "peer": self._peer_id}
+            return [self._stamped(frames.json_frame(frames.HELLO, content))]
+        if self._report_due:
+            self._report_due = False
+            return [self._stamped(frames.json_frame(frames.FAIL, {"error": str(self.error)[:_LONGEST_ERROR]}))]
         if not self.resumed:
             return []
         found = []
@@ -167,12 +176,6 @@ class Session:
     def _stamped(self, frame: memoryview) -> memoryview:
         frames.stamp_frame(frame, self._received, self._inbox.released + self._window)
         self._ack_due, self._ack_bytes, self._granted = False, 0, self._inbox.released
-        return frame
-
-    def _hello(self) -> memoryview:
-        data = json.dumps({"protocol": _PROTOCOL, "session": self._own_id, "peer": self._peer_id}).encode()
-        frame = new_frame(frames.HELLO, len(data))
-        frame[HEADER_BYTES:] = data
         return frame
 
     # Input
@@ -208,6 +211,9 @@ class Session:
             self._pong = frame.offset
         elif frame.kind == frames.PONG:
             self.echo = frame.offset
+        elif frame.kind == frames.FAIL:
+            error = one_line(str(frames.parse_json(payload).get("error"))[:_LONGEST_ERROR])
+            self.fail(f"{self.peer} has ended the connection: {error}")
         if frame.sequence > self._received:
             self._received = frame.sequence
             self._ack_bytes += HEADER_BYTES + frame.size
