@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from tests.train.serve.machines import (
     machines,
     until,
 )
+from thinpipe.comm.errors import ended_by
+from thinpipe.comm.signals import REPEAT_S
 from thinpipe.lab.records.record import Record
 
 pytestmark = pytest.mark.timeout(3 * LIMIT_S)
@@ -78,6 +81,28 @@ def test_servers_that_dial_a_client_are_relayed_and_one_port_is_open_in_all(tmp_
         assert row["parameters_sha256"] == Record.read(client.folder / "l.json").rows[0]["parameters_sha256"]
 
 
+def test_servers_that_dial_a_client_and_listen_for_each_other_are_not_relayed(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "one", "two") as (client, *servers):
+        command = train(client, *DIGITS, "--listen", "127.0.0.1:0", "--workers", "3")
+        options = ["--listen", "127.0.0.1:0", "--once", "--threads", "1"]
+        served = [each.type("serve", command.ticket(), *options) for each in servers]
+        assert command.wait() == 0, command.err
+        assert "reach each other" not in command.err
+        assert [each.wait() for each in served] == [0, 0]
+
+
+def test_a_signal_ends_a_client_that_waits_for_servers_and_a_server_that_waits_for_clients(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        command = train(client, *DIGITS, "--listen", "127.0.0.1:0", "--workers", "2")
+        serving = server.type("serve", "--listen", "127.0.0.1:0")
+        for each, number, code in ((command, signal.SIGINT, 130), (serving, signal.SIGTERM, 143)):
+            each.ticket()
+            each.process.send_signal(number)
+            assert each.wait() == code
+            assert "Traceback" not in each.err
+            assert each.err.splitlines()[-1] == f"thinpipe: {ended_by(number)}"
+
+
 def test_a_killed_worker_ends_the_run_in_one_line_and_the_server_takes_the_next(lab: list[Machine]) -> None:
     client, _, server = lab
     command = train(client, *LONG, "--servers", ticket_of(lab))
@@ -113,7 +138,8 @@ def test_a_client_that_is_killed_frees_the_server_within_the_patience(lab: list[
     command.process.send_signal(signal.SIGKILL)
     command.wait()
     until(lambda: not Path(f"/proc/{worker}").exists(), 40, lambda: server.commands[0].err)
-    assert "worker 0 is gone" in server.commands[0].err
+    # The channel or the heartbeats notice it first.
+    server.commands[0].shows("has ended: worker 0 (is gone|has been silent)")
     assert train(client, *DIGITS, "--servers", ticket_of(lab)).wait() == 0
 
 
@@ -128,6 +154,33 @@ def test_a_signal_to_a_server_stops_the_run_after_a_step_with_a_checkpoint_of_th
         assert "the last checkpoint is run/step-" in command.err
         assert serving.wait() == 143
         assert not list(server.folder.rglob("step-*"))
+
+
+def test_a_second_signal_ends_a_server_whose_run_cannot_stop(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1")
+        command = train(client, *LONG, "--servers", serving.ticket())
+        command.shows("epoch +1/1000")
+        command.process.send_signal(signal.SIGSTOP)
+        serving.process.send_signal(signal.SIGTERM)
+        time.sleep(REPEAT_S + 0.5)
+        assert serving.process.poll() is None
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.wait() == 143
+        command.process.send_signal(signal.SIGCONT)
+        assert command.wait() == 1
+        assert "worker 1: killed by signal 9 (SIGKILL)" in command.err
+
+
+def test_a_server_with_several_runs_serves_two_clients_at_the_same_time(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "other", "server") as (client, other, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--runs", "2")
+        first = train(client, *LONG, "--servers", serving.ticket())
+        first.shows("epoch +1/1000")
+        assert train(other, *DIGITS, "--servers", serving.ticket()).wait() == 0
+        assert first.process.poll() is None
+        first.process.send_signal(signal.SIGINT)
+        assert first.wait() == 130
 
 
 def test_a_supervisor_that_is_killed_ends_its_run_on_all(tmp_path: Path) -> None:
@@ -205,6 +258,9 @@ def test_only_allowed_keys_are_admitted_and_peers_lists_them(tmp_path: Path) -> 
         assert "its owner does not allow this key" in stranger.err
         command = train(client, *DIGITS, "--servers", serving.ticket())
         assert command.wait() == serving.wait() == 0, command.err + serving.err
+        known = server.type("peers")
+        assert known.wait() == 0
+        assert re.search(re.escape(key[0]) + r"\s+" + re.escape(socket.gethostname()), known.out), known.out
         log = (server.folder / "key" / "serve.log").read_text()
         assert re.search(r"^20\d\d-\S+Z run \w{8} \(train\) of \S+ \(" + re.escape(key[0][:12]), log, re.MULTILINE)
 

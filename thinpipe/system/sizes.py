@@ -47,17 +47,21 @@ def memory_bytes(device: str = "cpu") -> int:
     return min([machine, *_limits])
 
 
-def limit_memory(size: int) -> None:
+def limit_memory(size: int, *, by_kernel: bool = True) -> None:
     """Let this process allocate at most ``size`` bytes more than it has now: more is an error of the allocation.
+
+    ``by_kernel=False`` limits ``memory_bytes`` alone, for checks ahead: CUDA reserves more addresses than memory.
 
     The kernel counts memory that can be written, touched or not (RLIMIT_DATA). It does not count GPU memory, files that
     are mapped, and shared memory. Stacks of threads, which it counts in full and which are hardly touched, are allowed
     for in addition.
     """
+    _limits.append(size)
+    if not by_kernel:
+        return
     stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
     allowed = status_bytes("VmData") + size + _STACKS * (stack if 0 < stack < _LARGE_STACK else _LARGE_STACK)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
-    _limits.append(size)
 
 
 def free_bytes() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ READABLE = ("thinpipe", "torch", "digits", "compress_forward", "batch_size", "co
 class Proxy:
     """Forwards connections to a port, remembers their bytes, and can cut all of them."""
 
-    def __init__(self, listener: socket.socket, target: tuple[str, int]) -> None:
+    def __init__(self, listener: socket.socket, target: tuple[str, int], most: int = 1000) -> None:
         self._listener, self._target = listener, target
+        self._most = most  # further connections are closed
         self.recorded = bytearray()
         self.connections = 0
         self._open: list[socket.socket] = []
@@ -42,6 +44,9 @@ class Proxy:
         with suppress(OSError):  # the test has ended
             while True:
                 near, _ = self._listener.accept()
+                if self.connections == self._most:
+                    near.close()
+                    continue
                 far = socket.create_connection(self._target)
                 with self._lock:
                     self._open += [near, far]
@@ -61,12 +66,12 @@ class Proxy:
 
 
 @contextmanager
-def proxied(ticket: str) -> Iterator[tuple[Proxy, str]]:
+def proxied(ticket: str, most: int = 1000) -> Iterator[tuple[Proxy, str]]:
     """A proxy to the address of a ticket, and the ticket with the proxy's address, as its owner may write it."""
     address = ticket.split("/")[2]
     host, _, port = address.rpartition(":")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        proxy = Proxy(listener, (host, int(port)))
+        proxy = Proxy(listener, (host, int(port)), most)
         yield proxy, ticket.replace(address, f"127.0.0.1:{listener.getsockname()[1]}")
         proxy.cut()
 
@@ -114,3 +119,14 @@ def test_strangers_on_the_port_do_not_disturb_a_run(tmp_path: Path) -> None:
         assert command.wait() == serving.wait() == 0, command.err + serving.err
         for each in opened:
             each.close()
+
+
+def test_a_server_that_is_reached_only_once_ends_the_run_on_both_sides_after_the_patience(tmp_path: Path) -> None:
+    with machines(tmp_path, "client", "server") as (client, server):
+        serving = server.type("serve", "--listen", "127.0.0.1:0", "--threads", "1", "--once")
+        with proxied(serving.ticket(), most=1) as (_, ticket):
+            command = client.type("train", *DIGITS, "--servers", ticket, "--patience", "3")
+            assert command.wait() == serving.wait() == 1
+        assert "Traceback" not in command.err + serving.err
+        assert re.search(r"worker 1 is gone: no connection for \d+ s", command.err), command.err
+        assert re.search(r"worker 0 is gone: no connection for \d+ s", serving.err), serving.err

@@ -28,6 +28,7 @@ from thinpipe.comm.secure.gate import DESK
 from thinpipe.comm.secure.handshake import HandshakeError, connect, dial
 from thinpipe.comm.secure.identity import own_identity
 from thinpipe.comm.secure.mesh import Mesh
+from thinpipe.comm.secure.peers import KnownPeers
 from thinpipe.comm.secure.ticket import Ticket
 from thinpipe.options import OptionError, flags_in_errors
 from thinpipe.system.sanitize import one_line
@@ -138,6 +139,9 @@ class Servers:
                 raise WorkerError(f"{desk.peer} is of another version of thinpipe: {error}", code=2) from None
             facts = replace(facts, name=one_line(facts.name)[:60])
             desk.peer = f"worker {worker} ({facts.name})"
+            if self._lobby is not None:
+                with suppress(OSError, ValueError):  # a full disk does not end a run
+                    KnownPeers().remember(fingerprint, facts.name)
             print_line(f"{desk.peer} is here: {facts.device}, torch {one_line(facts.torch)[:30]}")
             servers.append(_Server(worker, desk, fingerprint, facts, address))
         return servers

@@ -75,6 +75,7 @@ class ServedRun:
             client=client,
             folder=self.folder,
             memory=self._memory,
+            has_gpu=owner.facts.device == "cuda",
             threads=owner.threads,
             cache=owner.cache / "models",
             disk=owner.disk,

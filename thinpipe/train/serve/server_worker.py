@@ -54,6 +54,7 @@ class Assignment:
     client: Address | None  # that this server dials; None: it is dialled
     folder: Path  # of this run alone
     memory: int  # bytes
+    has_gpu: bool
     threads: int | None
     cache: Path  # of model files
     disk: int  # bytes, the limit of the cache
@@ -122,7 +123,7 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
     offer, roster = assignment.offer, assignment.roster
     forbid_imports("a server runs no code that the client names")
     os.chdir(assignment.folder)
-    _limit(assignment.memory)
+    _limit(assignment.memory, by_kernel=not assignment.has_gpu)
     placed, job = _prepare(assignment)
     arrivals = _Arrivals(report.pipe)
     report.pipe.send(ready=True)
@@ -153,9 +154,9 @@ def _prepare(assignment: Assignment) -> tuple[PlacedFiles, Job]:
         raise Rejected(f"{what}{error}") from None
 
 
-def _limit(memory: int) -> None:
+def _limit(memory: int, *, by_kernel: bool) -> None:
     try:
-        limit_memory(memory)
+        limit_memory(memory, by_kernel=by_kernel)
     except (OSError, ValueError, LookupError) as error:
         raise Rejected(f"the limit of {size_text(memory)} cannot be set on the server: {error}") from None
 

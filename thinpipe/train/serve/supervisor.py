@@ -22,6 +22,7 @@ from typing import Any
 from thinpipe.comm.secure.gate import DESK
 from thinpipe.comm.secure.handshake import HandshakeError, accept, connect, dial
 from thinpipe.comm.secure.identity import Identity, fingerprint_text
+from thinpipe.comm.secure.peers import KnownPeers
 from thinpipe.comm.secure.ticket import Admission, Ticket
 from thinpipe.system.sanitize import one_line
 from thinpipe.train.serve.desk import (
@@ -202,6 +203,9 @@ class Supervisor:
             raise Rejected(str(error)) from None
         if roster.fingerprint(0) != fingerprint or roster.fingerprint(offer.worker) != self._identity.fingerprint:
             raise Rejected("the roster of the offer has another key for the client or for this server")
+        if client is None:
+            with suppress(OSError, ValueError):  # a full disk does not end a run
+                KnownPeers().remember(fingerprint, offer.client)
         name = f"{one_line(offer.client)[:60]} ({fingerprint_text(fingerprint)[:12]})"
         folder = self._owner.cache / "runs" / secrets.token_hex(8)
         run = ServedRun(offer, roster, name, folder, self._owner)
