@@ -108,7 +108,11 @@ def load_newest(run: Path, engine: Engine) -> None:
     manifest = world.together(lambda: manifest_of(read_facts(path), path))
     cuts = Cuts(manifest.first_units, first_units(engine))
     # Copies of samples are useless for other samples.
-    kinds = ("model/",) if link_codec(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
+    kinds = (
+        ("model/", "reference/")
+        if link_codec(manifest.settings.compress_forward).needs_samples
+        else ("model/", "reference/", "link/")
+    )
 
     def is_wanted(key: str) -> bool:
         return key.startswith(kinds) and belongs_here(engine, cuts.moved(key))
