@@ -122,7 +122,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
 
 def state_bytes(engine: Engine, settings: Settings) -> int:
     """Return an estimate of the bytes that this worker saves in a checkpoint."""
-    mine = 0
+    mine = engine.loss.reference.nbytes if isinstance(engine.loss, PreferenceLoss) else 0
     if engine.owns_state:
         mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
         for stage in engine.stages.values():
