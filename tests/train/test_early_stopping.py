@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.pool import Pool
-from tests.train.toy import Ears, ToyTask, run_toy, train_toy
+from tests.train.toy import Recorder, ToyTask, run_toy, train_toy
 from thinpipe.cli.app import app
 from thinpipe.train import loop
 from thinpipe.train.checkpoints.best import follow_best
@@ -25,7 +25,7 @@ def script(monkeypatch: pytest.MonkeyPatch, *metrics: float) -> None:
     monkeypatch.setattr(loop, "evaluate", lambda *_: Evaluated(loss=1.0, metric=left.pop(0), accuracy=0.0))
 
 
-def train(folder: Path | None, patience: int | None, **how: Any) -> Ears:
+def train(folder: Path | None, patience: int | None, **how: Any) -> Recorder:
     running = RunOptions(**{"save": folder, "evaluate_every": 1, "keep": 9} | how)
     return run_toy(None, ToyTask(), running, parallel="none", early_stopping=patience)
 

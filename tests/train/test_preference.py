@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.pool import Pool
 from tests.train.tasks.written import write_language_model
-from tests.train.toy import Ears, saved_model, settings_for, world_in
+from tests.train.toy import Recorder, saved_model, settings_for, world_in
 from thinpipe.train import worker
 from thinpipe.train.batches import SampleOrder
 from thinpipe.train.checkpoints.folder import load, newest
+from thinpipe.train.evaluation import evaluate_on_worker
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.task import Source
 from thinpipe.train.tasks.tasks import task
@@ -48,8 +49,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(group: Any, home: Path, running: RunOptions, given: dict[str, Any]) -> Ears:
-    ears, there = Ears(), {"model": str(home / "model"), "data": home / "pairs.jsonl"}
+def trained(group: Any, home: Path, running: RunOptions, given: dict[str, Any]) -> Recorder:
+    ears, there = Recorder(), {"model": str(home / "model"), "data": home / "pairs.jsonl"}
     settings = settings_for(PREFERENCE, group, **{**GIVEN, **there, **given})
     worker.train(PREFERENCE, settings, running, world_in(group), lambda: ears)
     return ears
@@ -121,6 +122,27 @@ def test_a_resumed_run_keeps_its_reference(pool: Pool, home: Path, tmp_path: Pat
     rest = pool.run(trained, 3, home, running, {"lora": 4})[0]
     assert [step.loss for step in rest.steps] == [step.loss for step in straight.steps[4:]]
     assert rest.end.parameters_sha256 == straight.end.parameters_sha256
+
+
+def evaluated(group: Any, home: Path, run: Path | None, data: Path) -> Any:
+    given = {"model": str(home / "model"), "data": data, "lora": 4}
+    settings = settings_for(PREFERENCE, group, **{**GIVEN, **given})
+    try:
+        return evaluate_on_worker(world_in(group), settings, run, None, "validation", PREFERENCE).found
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_run_is_evaluated_against_its_reference(pool: Pool, home: Path, tmp_path: Path) -> None:
+    end = pool.run(trained, 3, home, RunOptions(save=tmp_path / "run", steps=8), {"lora": 4, "lr": 0.01})[0].end
+    found = pool.run(evaluated, 3, home, tmp_path / "run", home / "pairs.jsonl")[0]
+    assert (found.loss, found.metric) == (pytest.approx(end.validation_loss, abs=1e-6), end.metric)
+    assert abs(found.loss - 0.6931) > 0.01  # that of a model that is its own reference
+    assert "name a run" in pool.run(evaluated, 3, home, None, home / "pairs.jsonl")[0]
+    lines = (home / "pairs.jsonl").read_text().splitlines()
+    (tmp_path / "other.jsonl").write_text("\n".join(reversed(lines)))
+    problems = pool.run(evaluated, 3, home, tmp_path / "run", tmp_path / "other.jsonl")
+    assert all("is of the pairs that it was trained and validated with: the " in each for each in problems)
 
 
 def test_logits_in_pieces_give_the_same_loss(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

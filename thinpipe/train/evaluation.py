@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 from thinpipe.comm.control import ACTIVITY
+from thinpipe.options import named
 from thinpipe.train.build import check_agreement, prepare, saved_companions
+from thinpipe.train.checkpoints.folder import newest_manifest
 from thinpipe.train.checkpoints.resume import load_newest
-from thinpipe.train.data import check_files, fingerprint_together, read_data, several_read
+from thinpipe.train.data import check_files, difference, fingerprint, fingerprint_together, read_data, several_read
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.metrics import Evaluated, evaluate
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
-from thinpipe.train.tasks.task import Task
+from thinpipe.train.tasks.task import Data, Task
 from thinpipe.train.tasks.tasks import task as find_task
 
 Part = Literal["validation", "train"]  # of the data
@@ -30,6 +32,13 @@ class EvaluationResult:
     samples: int
     seconds: float
     wire_bytes: int  # sent by all workers
+
+
+def check_same_samples(run: Path, data: Data | None) -> None:
+    """Raise ValueError unless these are the samples of a run, whose checkpoints have the reference of each."""
+    found = None if data is None else difference(newest_manifest(run)[1].data, fingerprint(data))
+    if found is not None:
+        raise ValueError(f"the reference in {run} is of the pairs that it was trained and validated with: {found}")
 
 
 def evaluate_on_worker(
@@ -50,12 +59,11 @@ def evaluate_on_worker(
         digest = world.together(lambda: None if adapter is None else adapter.digest())
         check_agreement(settings.shared() | {"run": run is not None, "adapter": digest, "part": part}, world)
         check_files(settings, world)
-    if task.has_pairs:
-        raise SetupError(
-            f"task {task.name} is evaluated in training alone, against the model before its first step; the record of "
-            "the run has the results"
-        )
+    if task.has_pairs and run is None:
+        raise SetupError(named(f"task {task.name} compares a model with that before its training: name a {{run}}"))
     data, facts = read_data(task, settings, world, saved_companions(settings, run), trains=False)
+    if task.has_pairs and run is not None:
+        world.together(lambda: check_same_samples(run, data))
     if several_read(settings):
         fingerprint_together(data, world)
     engine = prepare(task, settings, RunOptions(), world, facts, {}, adapter).engine

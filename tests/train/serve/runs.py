@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.train.toy import Ears, world_in
+from tests.train.toy import Recorder, world_in
 from thinpipe.system.tensors import spec_bytes
 from thinpipe.train.engines.world import World
-from thinpipe.train.evaluation import EvaluationResult, evaluate_model
+from thinpipe.train.evaluation import EvaluationResult, evaluate_on_worker
 from thinpipe.train.generation.prompts import Prompt
 from thinpipe.train.generation.settings import GenerationSettings
 from thinpipe.train.generation.worker import GenerationRun, generate
@@ -99,7 +99,7 @@ def train_with(group: Any, offer: Offer, given: Mapping[str, Any], running: RunO
     with files_of(world, offer, settings) as (mine, _, seen):
         if offer.caches is not None and not world.is_client:
             running = place_running(running)
-        ears = Ears()
+        ears = Recorder()
         train(lm, Settings.from_json(mine), running, world, lambda: ears)
     seen.result = None if ears.end is None else (ears.end.parameters_sha256, [step.loss for step in ears.steps])
     return seen
@@ -115,13 +115,13 @@ def evaluate_with(
     if offer.caches is not None and not world.is_client and run is not None:
         run = place_running(RunOptions(save=run)).save
     with files_of(world, offer, settings, adapter and str(adapter)) as (mine, placed, seen):
-        result: EvaluationResult = evaluate_model(
-            task(settings.task),
-            Settings.from_json(mine),
+        result: EvaluationResult = evaluate_on_worker(
             world,
-            run=run,
-            adapter=None if placed is None else SavedAdapter(Path(placed)),
-            part="validation",
+            Settings.from_json(mine),
+            run,
+            None if placed is None else SavedAdapter(Path(placed)),
+            "validation",
+            task(settings.task),
         )
     seen.result = (result.found.loss, result.found.metric) if world.is_client else None
     return seen

@@ -113,7 +113,11 @@ def load_newest(run: Path, engine: Engine) -> None:
     manifest = manifest_of(facts[0], path)
     cuts = Cuts(manifest.first_units, first_units(engine))
     # Copies of samples are useless for other samples.
-    kinds = ("model/",) if link_codec(manifest.settings.compress_forward).needs_samples else ("model/", "link/")
+    kinds = (
+        ("model/", "reference/")
+        if link_codec(manifest.settings.compress_forward).needs_samples
+        else ("model/", "reference/", "link/")
+    )
 
     def read() -> State:
         if all(each == facts[0] for each in facts):

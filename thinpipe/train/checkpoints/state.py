@@ -91,6 +91,9 @@ def belongs_here(engine: Engine, key: str) -> bool:
 
 
 def load_model_state(engine: Engine, state: dict[str, Tensor]) -> None:
+    """Load parameters and buffers, and the reference of a loss of preference."""
+    if isinstance(engine.loss, PreferenceLoss) and engine.world.is_client:
+        engine.loss.reference = state[_REFERENCE]
     tensors = trained_tensors(engine)
     for name, tensor in tensors.items():
         saved = state.get(f"model/{name}")
@@ -104,8 +107,6 @@ def load_model_state(engine: Engine, state: dict[str, Tensor]) -> None:
 
 def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: dict[str, Tensor]) -> None:
     load_model_state(engine, state)
-    if isinstance(engine.loss, PreferenceLoss) and engine.world.is_client:
-        engine.loss.reference = state[_REFERENCE]
     parameters = _parameters(engine)
     for key, value in state.items():
         kind, _, rest = key.partition("/")
@@ -121,7 +122,7 @@ def load_worker_state(engine: Engine, optimizer: torch.optim.Optimizer, state: d
 
 def state_bytes(engine: Engine, settings: Settings) -> int:
     """Return an estimate of the bytes that this worker saves in a checkpoint."""
-    mine = 0
+    mine = engine.loss.reference.nbytes if isinstance(engine.loss, PreferenceLoss) else 0
     if engine.owns_state:
         mine += sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(engine).values())
         for stage in engine.stages.values():

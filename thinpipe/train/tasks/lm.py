@@ -22,7 +22,7 @@ TOKENS = 256
 VOCABULARY = 8192  # of a trained tokenizer
 END = "<|endoftext|>"
 _NOT_PACKED = (
-    "texts are not packed: that needs a model of transformers whose code and attention keep packed texts apart"
+    "texts are not packed: that needs a model that transformers builds, whose code and attention keep them apart"
 )
 
 
