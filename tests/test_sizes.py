@@ -52,7 +52,8 @@ def test_signatures() -> None:
 
 
 # Lines of each layer; a change that needs more says why and raises its number here.
-BUDGETS = {"library": 16_460, "train": 14_700, "lab": 7_010, "cli": 2_000}
+# Included: encrypted links 2,300 (library), servers 2,620 and fine-tuning 830 (train), both together 400 (cli).
+BUDGETS = {"library": 18_950, "train": 18_150, "lab": 6_910, "cli": 2_370}
 
 
 def layer(path: Path) -> str:
