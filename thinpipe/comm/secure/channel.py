@@ -184,8 +184,7 @@ class Channel:
             self._end()
 
     def _is_over(self) -> bool:
-        session = self.session
-        return self._stopping or session.finished or (session.error is not None and not session.left)
+        return self._stopping or self.session.finished or self.session.failed
 
     def _violated(self, error: FrameError) -> str:
         self.session.fail(f"{self.name} does not follow the protocol: {error}", report=True)
