@@ -182,6 +182,47 @@ def test_nobody_connects() -> None:
     mesh.close()
 
 
+def test_connections_that_are_closed_at_once() -> None:
+    """Attempts have pauses between them, and end after the patience."""
+    attempts = []
+
+    def connect() -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        attempts.append(1)
+        return ours
+
+    mesh = Mesh(1, 2, patience_s=1, report=lambda line: None)
+    mesh.pair(0, connect)  # type: ignore[arg-type]
+    with pytest.raises(LinkError, match=r"worker 0 is gone: no connection for . s \(.*(closed|broken pipe|reset)"):
+        mesh.start()
+    assert 2 < len(attempts) < 10
+    mesh.close()
+
+
+def test_a_signal_during_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written is not written again on the same connection."""
+    with two_meshes(plain) as (meshes, listener):
+        one, two = meshes[0].channel(1), meshes[1].channel(0)
+        write, calls = one._write, []
+
+        def interrupted(connection: socket.socket, batches: int) -> bool:
+            done = write(connection, batches)
+            if batches == 1 and not calls:
+                calls.append(1)
+                raise KeyboardInterrupt
+            return done
+
+        monkeypatch.setattr(one, "_write", interrupted)
+        while not calls:
+            with suppress(KeyboardInterrupt):
+                one.send(0, 0, memoryview(b"first"))
+        send(one, 1, b"second")
+        assert receive(two, 0, 10)() == b"first"
+        assert receive(two, 1, 10)() == b"second"
+        assert len(listener.raw) == 2
+
+
 class FinalError(ConnectionError):
     final = True
 

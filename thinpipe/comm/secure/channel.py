@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from thinpipe.comm.errors import describe
-from thinpipe.comm.secure.frames import FrameError
+from thinpipe.comm.secure.frames import FrameError, join_small
 from thinpipe.comm.secure.operation import Operation
 from thinpipe.comm.secure.session import Session
 
@@ -35,10 +35,9 @@ SILENCE_S, SILENCE_TRIPS = 5.0, 4  # a connection is dead after so long without 
 GREETING_S = 10.0  # the same before the first frame: the peer may not have noticed that the last connection is dead
 GOODBYE_S = 5.0  # for the acknowledgement of BYE alone
 REPORT_S = 2.0  # shorter interruptions are not reported
-PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0  # between attempts to connect
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 2.0  # before attempts to connect
 ACK_S = 0.02  # an acknowledgement waits this long for a frame to travel with
 _READS, _WRITES = 32, 8  # reads of one record and writes of one batch while the lock is held
-_JOINED_BYTES = 1 << 14  # small frames are joined up to one record of TLS
 _CONTROL_BYTES, _MOST_CONTROL_BYTES = 1 << 14, 1 << 20
 _TCP_NOTSENT_LOWAT = 25  # of <linux/tcp.h>
 _UNSENT_BYTES = 1 << 18  # in the kernel: heartbeats and acknowledgements wait behind them
@@ -69,6 +68,7 @@ class Channel:
         self._reason = "it has not connected yet"
         self._bytes = 0  # read and written on this connection
         self._lost_s = self._silent_s = self._pinged_s = self._owing_s = self._round_trip_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
         self._control.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=f"thinpipe-{self.name}", daemon=True)
 
@@ -159,6 +159,10 @@ class Channel:
                     return
             except OSError as error:
                 self._failure = error
+            except BaseException:  # a signal, perhaps after the bytes were written
+                self._failure = ConnectionError("a signal interrupted a write")
+                self._wake()
+                raise
         elif not self.session.is_waiting:
             return  # the thread waits for the socket
         self._wake()
@@ -190,8 +194,7 @@ class Channel:
             self._end()
 
     def _is_over(self) -> bool:
-        session = self.session
-        return self._stopping or session.finished or (session.error is not None and not session.left)
+        return self._stopping or self.session.finished or self.session.failed
 
     def _violated(self, error: FrameError) -> str:
         self.session.fail(f"{self.name} does not follow the protocol: {error}", report=True)
@@ -200,7 +203,6 @@ class Channel:
 
     def _obtain(self) -> socket.socket | None:
         """Return the next connection; None if the pair has ended, or has been without one for too long."""
-        pause_s = PAUSE_S
         while True:
             with self._lock:
                 limit_s = min(self.patience_s, GOODBYE_S) if self.session.says_goodbye else self.patience_s
@@ -212,7 +214,14 @@ class Channel:
                     connection, self._attached = self._attached, None
                     return connection
             began = time.monotonic()
-            if self._connect is not None:
+            with self._lock:
+                if self._attached is None and not self._is_over():
+                    self._changed.wait(self._pause_s)
+            # While this process was stopped, or the machine slept, it did not try to connect.
+            self._count_lost(min(time.monotonic() - began, 2 * self._pause_s))
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if self._connect is not None and self._attached is None and not self._is_over():
+                began = time.monotonic()
                 try:
                     return self._connect()
                 except OSError as error:
@@ -220,14 +229,8 @@ class Channel:
                     if getattr(error, "final", False):
                         with self._lock:
                             self.session.fail(f"{self.name} cannot be connected: {self._reason}")
-                        continue
-            connected = time.monotonic()
-            with self._lock:
-                if self._attached is None and not self._is_over():
-                    self._changed.wait(pause_s)
-            # While this process was stopped, or the machine slept, it did not try to connect.
-            self._count_lost(connected - began + min(time.monotonic() - connected, 2 * pause_s))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                finally:
+                    self._count_lost(time.monotonic() - began)
 
     def _count_lost(self, seconds: float) -> None:
         self._lost_s += seconds
@@ -240,15 +243,17 @@ class Channel:
         connection.setblocking(False)
         with suppress(OSError):  # not TCP
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        poller = select.poll()
+        poller, socket_number, control_number = select.poll(), connection.fileno(), self._control.fileno()
         poller.register(self._wake_read, select.POLLIN)
+        registered: dict[int, int] = {}
         with self._lock:
             self.session.connect()
             self._unwritten.clear()
             self._connection = connection
             self._silent_s = self._pinged_s = 0.0
             self._bytes = 0
-        before = time.monotonic()
+        before, more = time.monotonic(), True
+        ready = {socket_number: select.POLLIN}
         while True:
             with self._lock:
                 self._idle = False
@@ -256,28 +261,34 @@ class Channel:
                     raise self._failure
                 if self._attached is not None or self._is_over():
                     return
-                more = self._read(connection)
+                events = ready.get(socket_number, 0)
+                more = self._read(connection) if more or events & ~select.POLLOUT else False
                 now = time.monotonic()
                 self._tick(min(now - before, TICK_S))  # in longer pauses this process was stopped, not the peer silent
                 before = now
-                self._take_control()
-                self._blocked = False
-                more |= not self._write(connection, _WRITES) and not self._blocked
+                if control_number in ready:
+                    self._take_control()
+                self._blocked &= not events & select.POLLOUT
+                if not self._blocked:
+                    more |= not self._write(connection, _WRITES) and not self._blocked
                 more |= self._blocked and self.session.stage(_WRITES) > 0
                 self._deliver_control()
                 if self._is_over():
                     continue
                 self._idle = not more
                 timeout_s = 0 if more else ACK_S if self.session.owes_ack else TICK_S
-                poller.register(connection, select.POLLIN | select.POLLOUT * self._blocked)
-                if self._control_ended or self.session.is_urgent:
-                    with suppress(KeyError):
-                        poller.unregister(self._control)
-                else:
-                    poller.register(self._control, select.POLLIN)
-            for descriptor, _ in poller.poll(timeout_s * 1000):
-                if descriptor == self._wake_read:
-                    os.read(self._wake_read, 64)
+                wanted = {socket_number: select.POLLIN | select.POLLOUT * self._blocked}
+                if not self._control_ended and not self.session.is_urgent:
+                    wanted[control_number] = select.POLLIN
+            for number in registered.keys() - wanted.keys():
+                poller.unregister(number)
+            for number, mask in wanted.items():
+                if registered.get(number) != mask:
+                    poller.register(number, mask)
+            registered = wanted
+            ready = dict(poller.poll(timeout_s * 1000))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 64)
 
     def _tick(self, seconds: float) -> None:
         """Count the time without a session or a byte of the peer, and send what is due."""
@@ -285,8 +296,9 @@ class Channel:
         if session.resumed:
             if self._reported:
                 self._report(f"connected to {self.name} again after {self._lost_s:.0f} s")
-            self._lost_s, self._reported = 0.0, False
-            self._connected.set()
+            self._lost_s, self._pause_s, self._reported = 0.0, FIRST_PAUSE_S, False
+            if not self._connected.is_set():
+                self._connected.set()
             limit_s = max(SILENCE_S, SILENCE_TRIPS * self._round_trip_s)
         else:
             self._count_lost(seconds)
@@ -325,7 +337,7 @@ class Channel:
         """Write what the socket takes; return True if nothing is left."""
         for _ in range(batches):
             if not self._unwritten:
-                self._unwritten.extend(_joined(self.session.output()))
+                self._unwritten.extend(join_small(self.session.output()))
                 if not self._unwritten:
                     return True
             while self._unwritten:
@@ -384,16 +396,3 @@ def _close(connection: socket.socket) -> None:
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
-
-
-def _joined(found: list[memoryview]) -> list[memoryview]:
-    """Join small frames, so that they become one record and one packet."""
-    groups: list[list[memoryview]] = []
-    size = _JOINED_BYTES
-    for frame in found:
-        if size + len(frame) > _JOINED_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(frame)
-        size += len(frame)
-    return [group[0] if len(group) == 1 else memoryview(b"".join(group)) for group in groups]

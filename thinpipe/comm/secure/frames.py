@@ -44,6 +44,7 @@ _SEQUENCE = struct.Struct("<Q"), 24
 _STATE = struct.Struct("<QQ"), 32  # acknowledged and credit
 
 _SCRATCH_BYTES = 1 << 15
+_RECORD_BYTES = 1 << 14
 _DIRECT_BYTES = 1 << 12  # a payload of which more is missing is received in place
 
 
@@ -98,6 +99,19 @@ def number_frame(frame: memoryview, sequence: int) -> None:
 def stamp_frame(frame: memoryview, acknowledged: int, credit: int) -> None:
     """Write the state of the sender into a frame, right before it is sent."""
     _STATE[0].pack_into(frame, _STATE[1], acknowledged, credit)
+
+
+def join_small(found: list[memoryview]) -> list[memoryview]:
+    """Join small frames up to one record of TLS each, which becomes one packet."""
+    groups: list[list[memoryview]] = []
+    size = _RECORD_BYTES
+    for frame in found:
+        if size + len(frame) > _RECORD_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(frame)
+        size += len(frame)
+    return [group[0] if len(group) == 1 else memoryview(b"".join(group)) for group in groups]
 
 
 def parse_header(data: memoryview) -> Frame:

@@ -105,6 +105,11 @@ class Session:
             self._inbox.fail(error)
 
     @property
+    def failed(self) -> bool:
+        """Whether the connection is of no use any more, because of an error."""
+        return self.error is not None and not self.left
+
+    @property
     def finished(self) -> bool:
         """Whether this end has left, and the connection is needed no longer."""
         return self._leaving and (self.left or self._outbox.unfinished() == 0)
@@ -186,8 +191,12 @@ class Session:
 
     def received(self, count: int) -> None:
         """Process ``count`` bytes that were read into ``buffer()``; raise FrameError if the protocol forbids them."""
+        if self.failed:  # in another thread
+            return
         for frame, payload in self._parser.received(count):
             self._process(frame, payload)
+            if self.failed:
+                return
 
     def _destination(self, frame: Frame) -> memoryview:
         """Check a header against the state of the session; return the memory for its payload."""
