@@ -66,6 +66,12 @@ def conversations(path: Path) -> dict[str, Any]:
     return {**language(path), "data": str(path / "data.jsonl"), "tokens": 24}
 
 
+def pairs(path: Path) -> dict[str, Any]:
+    rows = [{"prompt": text, "chosen": " yes", "rejected": " no"} for text in written.SENTENCES * 10]
+    (path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {**language(path), "data": str(path / "data.jsonl"), "tokens": 48}
+
+
 def fashion(path: Path) -> dict[str, Any]:
     return {"data": str(written.write_fashion_mnist(path / "data")), "width": 0.1, "batch_size": 16}
 
@@ -90,6 +96,7 @@ PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "texts": table,
     "lm": language,
     "chat": conversations,
+    "preference": pairs,
 }
 
 

@@ -19,7 +19,7 @@ from thinpipe.comm.secure.process_group import BACKEND, use
 
 @dataclass
 class Joined:
-    """What a worker has of a mesh."""
+    """One worker's part of a mesh."""
 
     mesh: Mesh
     listener: Listener

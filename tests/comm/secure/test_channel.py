@@ -201,7 +201,7 @@ def test_connections_that_are_closed_at_once() -> None:
 
 
 def test_a_signal_during_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written is not written again on the same connection."""
+    """Written bytes are not written again on the same connection."""
     with two_meshes(plain) as (meshes, listener):
         one, two = meshes[0].channel(1), meshes[1].channel(0)
         write, calls = one._write, []

@@ -284,7 +284,7 @@ def test_duplicates_are_dropped() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 1 << 32))
 def test_valid_frames_in_any_order(seed: int) -> None:
-    """What a hostile peer sends is an error, or takes no more memory than the window."""
+    """Messages of a hostile peer raise an error, or take no more memory than the window."""
     rng = random.Random(seed)
     session = Session("worker 1", window=5000)
     session.connect()

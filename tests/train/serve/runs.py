@@ -38,7 +38,7 @@ PROMPTS = [[11, 12, 13], [20, 21, 22, 23, 24, 25], [40]]
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What servers of a test get: caches below ``caches``, or the files of the client (None)."""
+    """The files of the servers in a test: caches below ``caches``, or the files of the client (None)."""
 
     caches: Path | None
     own: tuple[Path, ...] = ()
@@ -50,7 +50,7 @@ FILES = Offer(caches=None)
 
 @dataclass
 class Seen:
-    """What a worker has seen of a run."""
+    """The observations of one worker of a run."""
 
     result: Any = None
     lines: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a client may send to a server: nothing else is written, nothing of it is run."""
+"""Manifests of clients: only valid ones are written, and nothing of them is executed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from thinpipe.comm.secure.session import Session
 Connect = Callable[[], ssl.SSLSocket]
 
 TICK_S = 1.0  # between PINGs while nothing arrives
-SILENCE_S, SILENCE_TRIPS = 5.0, 4  # a connection is dead after so long without a byte, and so many round trips
+SILENCE_S, SILENCE_TRIPS = 5.0, 4  # a connection is dead after this time without a byte, and this number of round trips
 GREETING_S = 10.0  # the same before the first frame: the peer may not have noticed that the last connection is dead
 GOODBYE_S = 5.0  # for the acknowledgement of BYE alone
 REPORT_S = 2.0  # shorter interruptions are not reported

@@ -1,7 +1,7 @@
 """The identity of this machine: an Ed25519 key with its self-signed certificate, made on first use, as ssh does.
 
 Both are in one file, so that they are created together, and because Python's ``ssl`` loads keys from files only. Peers
-pin the key: nobody checks a name, a date or an issuer of the certificate.
+pin the key: names, dates and issuers of certificates are not checked.
 """
 
 from __future__ import annotations

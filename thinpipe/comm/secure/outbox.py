@@ -67,7 +67,7 @@ class Outbox:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a send is not complete."""
+        """Return True if a send is not complete."""
         return bool(self._waiting)
 
     @property
@@ -76,7 +76,7 @@ class Outbox:
 
     @property
     def has_frames(self) -> bool:
-        """Whether ``next`` may return a frame."""
+        """Return True if ``next`` may return a frame."""
         return bool(self._urgent or self._repeated or self._staged or self._waiting)
 
     def unfinished(self) -> int | None:

@@ -106,32 +106,32 @@ class Session:
 
     @property
     def failed(self) -> bool:
-        """Whether the connection is of no use any more, because of an error."""
+        """Return True if the connection is of no use any more, because of an error."""
         return self.error is not None and not self.left
 
     @property
     def finished(self) -> bool:
-        """Whether this end has left, and the connection is needed no longer."""
+        """Return True if this end has left, and the connection is needed no longer."""
         return self._leaving and (self.left or self._outbox.unfinished() == 0)
 
     @property
     def says_goodbye(self) -> bool:
-        """Whether the peer has acknowledged all but BYE."""
+        """Return True if the peer has acknowledged all but BYE."""
         return self._outbox.unfinished() in (0, 1)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a send is not complete."""
+        """Return True if a send is not complete."""
         return self._outbox.is_waiting
 
     @property
     def is_urgent(self) -> bool:
-        """Whether something is to be sent ahead of messages."""
+        """Return True if something is to be sent ahead of messages."""
         return self._outbox.is_urgent or self._ack_due
 
     @property
     def has_output(self) -> bool:
-        """Whether ``output`` may return frames."""
+        """Return True if ``output`` may return frames."""
         return self._outbox.has_frames or self._ack_due
 
     # Output
@@ -148,7 +148,7 @@ class Session:
 
     @property
     def owes_ack(self) -> bool:
-        """Whether received frames are not acknowledged; the channel calls ``acknowledge`` after a short time."""
+        """Return True if received frames are not acknowledged; the channel calls ``acknowledge`` after a short time."""
         return self._ack_bytes > 0
 
     def acknowledge(self) -> None:

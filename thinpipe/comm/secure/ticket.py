@@ -31,7 +31,7 @@ class Ticket:
 
     ``str(ticket)`` is ``thinpipe://HOST:PORT/CODE``. The code has the fingerprint of the listener's key, the secret and
     a checksum of both. The address is not part of the checksum: behind a router the listener does not know by which one
-    it is reached, and its owner may put that in; whoever answers there must have the key.
+    it is reached, and its owner may put that in; the machine that answers there must have the key.
     """
 
     host: str
@@ -87,7 +87,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 class Verdict(IntEnum):
-    """What the listening side answers to the proof of a dialler; one byte of the handshake."""
+    """The answer of the listening side to the proof of a dialler; one byte of the handshake."""
 
     ADMITTED = 0
     BAD_PROOF = 1
@@ -108,7 +108,7 @@ class _Secret:
 
 
 class Admission:
-    """What a listener accepts: known keys, and new ones that prove a secret; of ``allowed`` keys only, if given."""
+    """The peers that a listener accepts: known keys, and new ones that prove a secret; limited to ``allowed`` keys."""
 
     def __init__(self, known: KnownPeers, allowed: Collection[bytes] | None = None) -> None:
         self._known, self._allowed = known, None if allowed is None else frozenset(allowed)
