@@ -27,10 +27,22 @@ class Joined:
     lines: list[str]
 
 
+_FIRST = 1_000_000  # numbers of groups that no other test reaches
+_serial = [0]
+
+
 def new_group(gloo: Any, ranks: list[int]) -> Any:
-    """Create a group; torch names it by the number of groups, which differs between workers of a pool."""
-    _world.group_count = max(Group.of(gloo).gather(_world.group_count))
-    return dist.new_group(ranks, backend=BACKEND)
+    """Create a group under a number of its own.
+
+    Torch names groups by counting them. The count must stay the same in all workers of the pool, which other tests use.
+    """
+    count = _world.group_count
+    _serial[0] = 1 + max(Group.of(gloo).gather(_serial[0]))
+    _world.group_count = _FIRST + _serial[0]
+    try:
+        return dist.new_group(ranks, backend=BACKEND)
+    finally:
+        _world.group_count = count
 
 
 @contextmanager
