@@ -173,7 +173,7 @@ def judge(
 ) -> tuple[Verdict, bytes]:
     """Return the verdict on a proof, and the fingerprint of the dialler once it has proved its key, else no bytes.
 
-    Nothing but BAD_PROOF is answered to those who have not proved a key. ``name``: under which a new peer is known.
+    A dialler that has not proved a key gets no other verdict than BAD_PROOF. ``name``: under which a new peer is known.
     """
     if len(proof) != _PROOF_BYTES or not proof.startswith(_LABEL):
         return Verdict.BAD_PROOF, b""
