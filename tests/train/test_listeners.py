@@ -22,7 +22,8 @@ from thinpipe.cli.run_terminal import Terminal
 from thinpipe.cli.train import listen
 from thinpipe.lab.records.record import Record
 from thinpipe.system.files import OutputError
-from thinpipe.train.listeners import Curves, Listeners
+from thinpipe.train.events import Listeners
+from thinpipe.train.listeners import Curves
 
 
 @pytest.mark.parametrize("listener", [Terminal, lambda: Curves("none"), lambda: record_file("none")])

@@ -19,7 +19,7 @@ from tests.train.test_listeners import read_curves
 from thinpipe.cli.app import app
 from thinpipe.system.files import OutputError
 from thinpipe.train import trackers
-from thinpipe.train.listeners import Listeners
+from thinpipe.train.events import Listeners
 from thinpipe.train.trackers import FOLDER, Trackers
 
 TINY = ("--parallel", "none", "--samples", "64", "--batch-size", "16", "--image-size", "16", "--threads", "1")

@@ -176,7 +176,6 @@ def run_once(show: Callable[[Any], int], main: Callable[..., Any], *args: Any, *
 
 def write_record(path: Path | None, kind: str, config: Mapping[str, Any], rows: Sequence[Any]) -> int:
     """Write the record of these rows, if there is a path, and return the exit code. ``config`` without None."""
-    from thinpipe.lab.records.output import write_or_print
     from thinpipe.lab.records.record import Record, columns_of, row_of
 
     if path is None:
@@ -184,7 +183,7 @@ def write_record(path: Path | None, kind: str, config: Mapping[str, Any], rows: 
     config = {"command": ["thinpipe", *sys.argv[1:]], **config}
     table = columns_of(type(rows[0]))
     try:
-        write_or_print(Record(kind=kind, config=config, columns=table, rows=tuple(map(row_of, rows))), path)
+        Record(kind=kind, config=config, columns=table, rows=tuple(map(row_of, rows))).write_or_print(path)
     except OutputError as error:
         typer.echo(f"thinpipe: {error}", err=True)
         return 1

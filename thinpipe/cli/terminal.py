@@ -18,7 +18,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from thinpipe.cli.help import HELP_ALL, MOST, show_all
 from thinpipe.comm.errors import Terminated, ended_by
 from thinpipe.lab.records import report
-from thinpipe.lab.records.output import write_or_print, write_output
 from thinpipe.lab.records.plot import Plot
 from thinpipe.lab.records.record import Record
 from thinpipe.options import (
@@ -33,7 +32,7 @@ from thinpipe.options import (
     options_of,
     without_aliases,
 )
-from thinpipe.system.files import OutputError, check_writable
+from thinpipe.system.files import OutputError, check_writable, write_output
 from thinpipe.system.sanitize import printable
 
 Command = Callable[..., None]
@@ -192,7 +191,7 @@ class Outputs:
         """
         writes: list[Callable[[], None]] = []
         if self.json is not None:
-            writes.append(partial(write_or_print, record, self.json))
+            writes.append(partial(record.write_or_print, self.json))
         if self.markdown is not None:
             page = report.markdown(title, record, tables)
             writes.append(partial(write_output, self.markdown, lambda temporary: temporary.write_text(page)))

@@ -117,7 +117,8 @@ def listen(log: Path | None, json: Path | None, *, report_to: Sequence[str] = ()
     """Return the listener of a run; ``facts`` are the arguments of ``RecordFile``."""
     from thinpipe.cli.run_terminal import Terminal
     from thinpipe.lab.runs.summary import RecordFile
-    from thinpipe.train.listeners import Curves, Listeners
+    from thinpipe.train.events import Listeners
+    from thinpipe.train.listeners import Curves
     from thinpipe.train.trackers import Trackers
 
     return Listeners(

@@ -13,8 +13,9 @@ import math
 import os
 import re
 import stat
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,16 @@ def replace_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def write_output(path: Path, write: Callable[[Path], object]) -> None:
+    """Call ``write`` with a temporary path, move the file to ``path``, and report it on stderr."""
+    try:
+        with replace_file(path) as temporary:
+            write(temporary)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def temporary_name(path: Path) -> Path:

@@ -6,10 +6,13 @@ listener never changes the run.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from thinpipe.pipeline.report import LinkReport
+from thinpipe.system.files import OutputError
 from thinpipe.train.engines.plan import Holding, LinkPlan
 from thinpipe.train.tasks.task import Metric
 
@@ -124,3 +127,56 @@ class Listener:
     def finished(self, end: Finished) -> None: ...
 
     def failed(self, error: BaseException) -> None: ...
+
+
+class Listeners(Listener):
+    """Several listeners as one.
+
+    A full disk or a closed pipe does not end the run: the listener that failed is removed, with a line on stderr.
+    Errors of a disk before the first step and at the end are raised after all other listeners were called: at the end
+    as an OutputError, with all listeners removed, since the run itself has not failed.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = list(listeners)
+
+    def planned(self, plan: Plan) -> None:
+        for error in self._call(lambda each: each.planned(plan)):
+            if not isinstance(error, BrokenPipeError):
+                raise error
+
+    def stepped(self, step: Step) -> None:
+        self._call(lambda each: each.stepped(step))
+
+    def evaluated(self, epoch: Epoch) -> None:
+        self._call(lambda each: each.evaluated(epoch))
+
+    def noticed(self, line: str) -> None:
+        self._call(lambda each: each.noticed(line))
+
+    def saved(self, step: int, path: str) -> None:
+        self._call(lambda each: each.saved(step, path))
+
+    def save_failed(self, step: int, problem: str) -> None:
+        self._call(lambda each: each.save_failed(step, problem))
+
+    def finished(self, end: Finished) -> None:
+        lost = self._call(lambda each: each.finished(end), last=True)
+        self.listeners = []
+        if lost:
+            raise OutputError("; ".join(error.strerror or str(error) for error in lost))
+
+    def failed(self, error: BaseException) -> None:
+        self._call(lambda each: each.failed(error))
+
+    def _call(self, call: Callable[[Listener], None], *, last: bool = False) -> list[OSError]:
+        lost = []
+        for each in list(self.listeners):
+            try:
+                call(each)
+            except OSError as error:
+                self.listeners.remove(each)
+                lost.append(error)
+                if not last:
+                    print(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", file=sys.stderr)
+        return lost

@@ -1,72 +1,17 @@
-"""Listeners of a training run: several as one, and TensorBoard curves."""
+"""Listeners of a training run that record numbers: TensorBoard curves, and the base class of trackers."""
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinpipe.system.files import OutputError
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step
 from thinpipe.train.tasks.task import Metric
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-class Listeners(Listener):
-    """Several listeners as one.
-
-    A full disk or a closed pipe does not end the run: the listener that failed is removed, with a line on stderr.
-    Errors of a disk before the first step and at the end are raised after all other listeners were called: at the end
-    as an OutputError, with all listeners removed, since the run itself has not failed.
-    """
-
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.listeners = list(listeners)
-
-    def planned(self, plan: Plan) -> None:
-        for error in self._call(lambda each: each.planned(plan)):
-            if not isinstance(error, BrokenPipeError):
-                raise error
-
-    def stepped(self, step: Step) -> None:
-        self._call(lambda each: each.stepped(step))
-
-    def evaluated(self, epoch: Epoch) -> None:
-        self._call(lambda each: each.evaluated(epoch))
-
-    def noticed(self, line: str) -> None:
-        self._call(lambda each: each.noticed(line))
-
-    def saved(self, step: int, path: str) -> None:
-        self._call(lambda each: each.saved(step, path))
-
-    def save_failed(self, step: int, problem: str) -> None:
-        self._call(lambda each: each.save_failed(step, problem))
-
-    def finished(self, end: Finished) -> None:
-        lost = self._call(lambda each: each.finished(end), last=True)
-        self.listeners = []
-        if lost:
-            raise OutputError("; ".join(error.strerror or str(error) for error in lost))
-
-    def failed(self, error: BaseException) -> None:
-        self._call(lambda each: each.failed(error))
-
-    def _call(self, call: Callable[[Listener], None], *, last: bool = False) -> list[OSError]:
-        lost = []
-        for each in list(self.listeners):
-            try:
-                call(each)
-            except OSError as error:
-                self.listeners.remove(each)
-                lost.append(error)
-                if not last:
-                    print(f"thinpipe: {type(each).__name__} stops, the run does not: {error}", file=sys.stderr)
-        return lost
 
 
 class ScalarListener(Listener, ABC):

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_type_hints
 
 from thinpipe.lab.records.environment import environment
 from thinpipe.options import from_facts
-from thinpipe.system.files import read_json, replace_file
+from thinpipe.system.files import OutputError, read_json, replace_file, write_output
 from thinpipe.system.sanitize import printable_json
 from thinpipe.version import __version__
 
@@ -89,6 +89,14 @@ class Record:
         text = self.to_json()
         with replace_file(path) as temporary:
             temporary.write_text(text)
+
+    def write_or_print(self, path: Path) -> None:
+        """Write the record and report it on stderr; if that fails, print it on stdout and raise OutputError."""
+        try:
+            write_output(path, lambda temporary: temporary.write_text(self.to_json()))
+        except OutputError as error:
+            print(self.to_json(), flush=True)
+            raise OutputError(f"{error}; the record is on stdout instead") from None
 
     @classmethod
     def read(cls, path: Path) -> Record:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from thinpipe.lab.records.output import write_or_print
 from thinpipe.lab.records.record import Column, Record, column, columns_of, row_of
 from thinpipe.lab.records.step_times import StepTimes, step_times
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
@@ -121,7 +120,7 @@ class RecordFile(Listener):
     def finished(self, end: Finished) -> None:
         row = self._row(end)
         table = columns(row, self.plan)
-        write_or_print(Record(kind=KIND, config=self.config, columns=table, rows=(row_of(row),)), self.path)
+        Record(kind=KIND, config=self.config, columns=table, rows=(row_of(row),)).write_or_print(self.path)
 
     def _row(self, end: Finished) -> RunColumns:
         tensor_bytes = sum(link.tensor_bytes for link in end.links)

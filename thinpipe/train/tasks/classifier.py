@@ -17,9 +17,15 @@ from thinpipe.train.models.cut import CutModel
 from thinpipe.train.models.description import read_object
 from thinpipe.train.models.function import FunctionModel
 from thinpipe.train.models.pretrained import SPECIAL, PretrainedModel
-from thinpipe.train.tasks.model_task import Model, ModelTask
 from thinpipe.train.tasks.pictures import HALF, Colours, to_model
-from thinpipe.train.tasks.sources import DESCRIBING_OPTIONS, checkpoint_of, chosen_model, reject_unused_options
+from thinpipe.train.tasks.sources import (
+    DESCRIBING_OPTIONS,
+    Model,
+    ModelTask,
+    checkpoint_of,
+    chosen_model,
+    reject_unused_options,
+)
 from thinpipe.train.tasks.task import Shape, Source
 
 _WEIGHTS = "a model that is named has its own size and weights"

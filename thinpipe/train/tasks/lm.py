@@ -13,8 +13,7 @@ from thinpipe.train.models.function import is_of_transformers
 from thinpipe.train.models.pretrained import PretrainedModel, check_cut, check_vocabulary, special_tokens
 from thinpipe.train.models.save import copied_files, saved_files
 from thinpipe.train.tasks.corpus import Windows, batches, check_texts, read_texts
-from thinpipe.train.tasks.model_task import Model, ModelTask
-from thinpipe.train.tasks.sources import MODEL_OPTIONS, chosen_model, positive, reject_unused_options
+from thinpipe.train.tasks.sources import MODEL_OPTIONS, Model, ModelTask, chosen_model, positive, reject_unused_options
 from thinpipe.train.tasks.splits import at_most
 from thinpipe.train.tasks.task import Data, Metric, Shape, Source, Split, TaskDefaults
 

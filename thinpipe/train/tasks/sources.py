@@ -1,4 +1,4 @@
-"""Resolution of a source: the model that it names and the options that a task uses; others are rejected.
+"""Resolution of a source: the model that it names, for the tasks that train it; options not used are rejected.
 
 A model is a folder, a name of the hub, a model type, or a user's own function.
 """
@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from thinpipe.options import OptionError
 from thinpipe.system.sizes import check_fits
 from thinpipe.train.models.function import FunctionModel, is_function_name
 from thinpipe.train.models.identity import folder_identity
 from thinpipe.train.models.pretrained import PretrainedModel
+from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.tasks.hub import fetch_model
-from thinpipe.train.tasks.task import Source
+from thinpipe.train.tasks.mobilenet import with_plain_statistics
+from thinpipe.train.tasks.task import Shape, Source, Task
 
 # Fields of Source that ``chosen_model`` uses.
 DESCRIBING_OPTIONS = ("model", "config", "config_set", "dtype", "attention", "trust_remote_code")
@@ -29,10 +34,11 @@ _PYTHON = {"True": True, "False": False, "None": None}  # as in Python
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _DEFAULT = Source()
+Model = PretrainedModel | FunctionModel
 
 
 @lru_cache(maxsize=8)
-def chosen_model(source: Source, kind: str) -> PretrainedModel | FunctionModel | None:
+def chosen_model(source: Source, kind: str) -> Model | None:
     """Return the model of a kind ("causal", "sequence", "image") that a source names, not yet read; None if none."""
     tokenizer = None if source.tokenizer is None else _folder(source.tokenizer, "tokenizer", source, weights=False)
     described: dict[str, Any] = {"tokenizer_folder": tokenizer, "trusted": source.trust_remote_code}
@@ -191,3 +197,43 @@ def positive(name: str, value: int | None, default: int, *, least: int = 1) -> i
     if value < least:
         raise OptionError(f"{option(name)} is at least {least}, got {value}")
     return value
+
+
+class ModelTask(Task):
+    """A task with any transformers model, with a user's function that returns one, or with a model of its own."""
+
+    @abstractmethod
+    def model(self, source: Source) -> Model | None:
+        """Return the model that the source names; None if the task's own is trained."""
+
+    def model_without_data(self, source: Source) -> Model | None:
+        """Return the same model on any worker: only the client has data and tokenizer."""
+        return self.model(replace(source, tokenizer=None))
+
+    def own_model(self, shape: Shape, source: Source) -> nn.Module:
+        """Return the task's own model with its weights."""
+        raise NotImplementedError
+
+    def build(self, shape: Shape, source: Source) -> nn.Module:
+        """Return the task's own model, or the named one: on the meta device, unless a function builds it."""
+        model = self.model_without_data(source)
+        if model is None:
+            return self.own_model(shape, source)
+        if isinstance(model, FunctionModel):
+            return with_plain_statistics(model.build())
+        if model.kind != "causal":
+            model = replace(model, classes=shape.classes, labels=shape.labels)
+        if shape.special is not None:
+            assert shape.vocabulary is not None
+            model = model.fitted(shape.vocabulary, shape.special)
+        return with_plain_statistics(model.init_on_meta())
+
+    def weight_loader(self, source: Source, seed: int) -> LoadWeights | None:
+        model = self.model_without_data(source)
+        if not isinstance(model, PretrainedModel):
+            return None
+        return model.weight_loader(pretrained=source.pretrained, seed=seed)
+
+    def init_on_meta(self, source: Source) -> nn.Module | None:
+        model = self.model_without_data(source)
+        return model.init_on_meta() if isinstance(model, PretrainedModel) else None
