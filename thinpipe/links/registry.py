@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
+from thinpipe.links.activation_cache import SampleCodec, SentSamples
 from thinpipe.links.delta import Delta
 from thinpipe.links.learned.pca_codec import PCACodec
 from thinpipe.links.link_codec import CodecAdapter, LinkCodec
@@ -34,6 +36,11 @@ def link_codec(spec: str | Codec, *, samples: int | None = None, copies_in: Path
     if name and name[1] in LINK_CODECS:
         return LINK_CODECS[name[1]].parse(str(spec).strip(), samples=samples, copies_in=copies_in)
     return CodecAdapter(codec(spec))
+
+
+def sent_once(spec: str | Codec, sent: SentSamples | None = None, **storage: Any) -> SampleCodec:
+    """Return the link codec of activations that are the same in every epoch; ``sent`` is not needed for its sizes."""
+    return SampleCodec(link_codec(spec).codecs[0], sent or SentSamples(0), **storage)
 
 
 def check_directions(forward: str | Codec, backward: str | Codec) -> None:

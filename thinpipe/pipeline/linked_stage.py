@@ -37,7 +37,9 @@ class LinkedStage(ShapedStage):
         """
         links = self.links
         if links.sample_count is None:
-            raise ValueError(f"only delta(...) needs the samples of a step, and this stage has {links.forward_spec}")
+            raise ValueError(
+                f"only delta(...) and frozen_before need the samples of a step; this stage has {links.forward_spec}"
+            )
         links.samples = check_samples(samples, links.sample_count)
 
     tell_samples = set_samples  # its name up to version 0.2
@@ -100,7 +102,8 @@ class LinkedStage(ShapedStage):
             "worker of each stage": [self.stage_index_to_group_rank[stage] for stage in range(self.num_stages)],
             "forward codec": self.links.forward_spec,
             "backward codec": self.links.backward_spec,
-            "samples with copies": self.links.sample_count,
+            "samples with copies": self.links.samples_kept,
+            "stage that keeps activations": self.links.frozen_before,
             _trains(self.stage_index): self.is_trained,
         } | ({"model and cuts": plan} if plan else {})
 
@@ -116,7 +119,7 @@ class LinkedStage(ShapedStage):
         for stage in stages:
             stage._posted, stage._unchecked = True, False
             stage._actions_left = stage._chunks * stage._actions_per_chunk()
-            stage.links.begin_messages(stage.has_backward)
+            stage.links.begin_messages(stage.has_backward, stage._chunks)
             for link in stage.links.receives:
                 if stage.has_backward or link.direction == "forward":
                     link.post()

@@ -17,6 +17,7 @@ from thinpipe.train.checkpoints.folder import companions_of
 from thinpipe.train.data import Facts
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.loss import Loss
+from thinpipe.train.engines.partitioned_model import CacheOptions
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.plan import describe_held
 from thinpipe.train.engines.preference import BETA, PreferenceLoss
@@ -122,6 +123,14 @@ def _make_engine(
         samples=facts.train_samples,
         copies_in=running.delta_cache,
         shaping=running.link,
+        cache=CacheOptions(
+            samples=facts.train_samples,
+            validation_samples=facts.validation_samples,
+            directory=running.activation_cache,
+            limit=running.activation_cache_limit,
+        )
+        if facts.repeats and settings.epochs > 1
+        else None,
     )
     engine = world.together(
         lambda: PipelineEngine(

@@ -102,6 +102,23 @@ class RunOptions:
         advanced=True,
         default=4 << 30,
     )
+    activation_cache: Path | None = link_option(
+        "Folder for activations of frozen layers, which are sent once and kept by the receiver.",
+        metavar="DIR",
+        default_text="in memory",
+        per_machine=True,
+        advanced=True,
+        default=None,
+    )
+    activation_cache_limit: int = link_option(  # bytes
+        "Maximum size of these activations; if they need more, or with 0B, they are sent in every epoch.",
+        metavar="SIZE",
+        default_text="4GiB",
+        parse=parse_size,
+        per_machine=True,
+        advanced=True,
+        default=4 << 30,
+    )
     link: Shaping | None = link_option(
         "Emulate links in network namespaces: a rate, as in 100mbit; 100mbit/20mbit,40ms,0.1% for rates to and from "
         "the client, one-way delay and loss; FILE.toml for a link per pair. Needs root.",

@@ -25,6 +25,7 @@ from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, Ord
 from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
 from thinpipe.train.engines.finite import CheckedStage, NonFiniteReport, not_finite, sum_of_squares
+from thinpipe.train.engines.frozen_prefix import find_prefix
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.partitioned_model import Cutting, Links, PartitionedModel
 from thinpipe.train.engines.plan import LinkPlan, check_stage_memory
@@ -70,6 +71,9 @@ class PipelineEngine(Engine):
         self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
         self.client_has_outcome = cutting.layout == "client-server" or cutting.in_process is not None
+        self.prefix = find_prefix(cut, mine, links, world, amp=amp)
+        self.notices = [self.prefix.notice] if self.prefix.notice else []
+        cut.frozen_before = self.prefix.before or 0
         self.order = cut.choose_order(mine, recompute=recompute)
         for module in cut.modules:
             module.plan += f", {self.order}"  # workers compare their plans
@@ -78,7 +82,6 @@ class PipelineEngine(Engine):
         self.loss = make_loss(units.tail, device=world.device, amp=amp)
         self._trainer = self._schedule(self.training_stages, self.loss)
         self._evaluator = self._schedule(self._evaluation_stages, None)
-        self._needs_samples = link_codec(links.forward).needs_samples
         self._losses: list[Tensor] = []
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
@@ -90,8 +93,7 @@ class PipelineEngine(Engine):
             group=self.world.group,
             forward=links.forward if training else link_codec(links.forward).evaluation_spec,
             backward=links.backward,
-            samples=links.samples,
-            copies_in=links.copies_in,
+            **self._sample_options(training=training),
             # As many chunks as the order has in flight: a worker that could compute does not wait for a link.
             window=in_flight(self.order, self.stage_count, self._cutting.chunks),
             handover=self._handover,
@@ -103,6 +105,18 @@ class PipelineEngine(Engine):
         for link in stage.links.sends:
             link.warns = False  # link plans report it
         return stage
+
+    def _sample_options(self, *, training: bool) -> dict[str, Any]:
+        """Return the options of links that keep something of every sample."""
+        cache = self._links.cache
+        if cache is None or self.prefix.before is None:
+            return {"samples": self._links.samples, "copies_in": self._links.copies_in}
+        return {
+            "samples": cache.samples if training else cache.validation_samples,
+            "copies_in": self._links.copies_in or cache.directory,
+            "frozen_before": self.prefix.before,
+            "keeps": self.prefix.keeps,
+        }
 
     def _stage_arguments(self, module: StageModule, index: int, *, training: bool) -> tuple[Any, ...]:
         """Return the arguments of torch's stage class, with example inputs and outputs of one chunk."""
@@ -140,7 +154,7 @@ class PipelineEngine(Engine):
 
         Raise OptionError if the copies of this machine's workers exceed the limit.
         """
-        mine = sum(link.codec.reserved_bytes() for link in self.links)
+        mine = sum(link.codec.reserved_bytes() for link in self.links if link.codec.needs_samples)
         sizes = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
         here = sum(size for machine, size in sizes if machine == sizes[self.world.worker][0])
         if here > limit_bytes:
@@ -150,8 +164,10 @@ class PipelineEngine(Engine):
                 "in memory with {delta_cache} DIR; cut the model where tensors are smaller ({client_layers}); or take "
                 "another codec"
             )
-        for link in self.links:
-            link.codec.reserve()
+        for stage in (*self.training_stages, *self._evaluation_stages):
+            for link in stage.links:
+                if stage in self.training_stages or link.sent is not None:
+                    link.codec.reserve()
 
     def compute(self, *batches: Batch | None) -> tuple[float, float]:
         chunks = self._cutting.chunks * len(batches)
@@ -182,7 +198,7 @@ class PipelineEngine(Engine):
     def _begin_batch(self, number: int, batches: int) -> None:
         for stage in self.training_stages:
             stage.begin_batch(number * self._cutting.chunks)
-            if self._needs_samples and self.samples is not None:
+            if stage.links.sample_count is not None and self.samples is not None:
                 stage.set_samples(self.samples.chunk(batches)[number])
 
     def _compute_batch(self, batch: Batch | None) -> None:
@@ -200,7 +216,10 @@ class PipelineEngine(Engine):
             # Stochastic rounding differs from all training steps and other batches, and repeats if this step is
             # evaluated again.
             for link in evaluated.links:
-                link.codec.seed = rounding_key(self._links.seed, self._predictions)
+                number = self._predictions if link.sent is None else 0  # samples have keys of their own
+                link.codec.seed = rounding_key(self._links.seed, number)
+            if evaluated.links.sent is not None:
+                evaluated.links.samples = self.samples
         self._predictions += 1
         first, side_inputs = self._given(to_device(inputs or (), self.world.device))
         with torch.no_grad():

@@ -153,6 +153,7 @@ def place_running(running: RunOptions) -> RunOptions:
         trace=None if running.trace is None else _NOWHERE.with_suffix(".json"),
         capture=None if capture is None else replace(capture, path=_NOWHERE.with_suffix(".safetensors")),
         delta_cache=None,
+        activation_cache=None,
     )
 
 
