@@ -17,7 +17,21 @@ from thinpipe.train.checkpoints.folder import newest
 from thinpipe.train.running import RunOptions
 from thinpipe.train.tasks.tasks import task
 
-WORDS = ["the", "client", "keeps", "the", "first", "layers", "and", "the", "servers", "hold", "those", "between", "them"]
+WORDS = [
+    "the",
+    "client",
+    "keeps",
+    "the",
+    "first",
+    "layers",
+    "and",
+    "the",
+    "servers",
+    "hold",
+    "those",
+    "between",
+    "them",
+]
 LM, STEPS = task("lm"), 4  # of an epoch
 GIVEN: dict[str, Any] = {
     **{"tokens": 64, "samples": 24, "batch_size": 6, "chunks": 3, "epochs": 3, "lora": 4, "lr": 0.01},

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -72,9 +73,6 @@ class SampleCodec(CodecAdapter):
             return (WireFormat(slot.tensor_bytes, None, True),)
         return (WireFormat(wire_bytes, one.codec, False),)
 
-    def reserved_bytes(self) -> int:
-        return sum(self.sent.samples * self._row_bytes(index) for index in range(len(self.slots))) * self.stores
-
     def reserve(self) -> None:
         for index in range(len(self.slots) if self.stores else 0):
             if index not in self._wires:
@@ -129,6 +127,18 @@ class SampleCodec(CodecAdapter):
 
     def _row_bytes(self, index: int) -> int:
         return self._formats[index][0].wire_bytes // self.slots[index].shape[0]
+
+
+def check_samples(samples: Sequence[int] | Tensor, count: int) -> Tensor:
+    """Return the sample indices of a step; raise ValueError unless they are in range(``count``)."""
+    rows = torch.as_tensor(samples).cpu()
+    if rows.dim() != 1 or rows.dtype.is_floating_point or rows.dtype == torch.bool:
+        raise ValueError(f"the samples of a step are whole numbers in one dimension, got {rows.dim()}-D {rows.dtype}")
+    rows = rows.long()
+    if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < count):
+        wrong = rows[(rows < 0) | (rows >= count)][0]
+        raise ValueError(f"samples are counted from 0 and there are {count}, got {wrong}")
+    return rows
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, directory: Path | None) -> Tensor:

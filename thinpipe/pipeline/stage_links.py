@@ -29,11 +29,11 @@ class LinkOptions:
     forward: str | Codec
     backward: str | Codec
     seed: int = 0  # of stochastic rounding (``+sr``). With the same seed, runs are bit-identical
-    samples: int | None = None  # number of different samples: needed by ``forward="delta(...)"`` and ``frozen_before``
-    copies_in: Path | None = None  # directory for copies of samples on disk; None: in memory
-    # Stages before this one give the same outputs for a sample in every step, which are then sent once and kept;
+    # Stages before this one give the same outputs for a sample in every step, which are then sent once and kept by it;
     # None: all are sent in every step.
     frozen_before: int | None = None
+    samples: int | None = None  # number of different samples: needed by ``frozen_before``
+    copies_in: Path | None = None  # directory for what is kept, on disk; None: in memory
     keeps: bool = True  # False: encode outputs of those stages as if they were kept, but send them in every step
     window: int = SendLink.window  # chunks in transit on a link before the worker waits for the oldest
     post_ahead: bool | None = None  # post all receives at the start of a step; None: if messages have tags (gloo)
@@ -49,17 +49,12 @@ class StageLinks:
         backward = directions(backward)[1] if isinstance(backward, str) else backward
         check_directions(forward, backward)
         self.forward_spec, self.backward_spec = link_codec(forward).spec, link_codec(backward).spec
-        self.needs_samples = link_codec(forward).needs_samples
-        if self.needs_samples and options.samples is None:
-            raise ValueError(f"{self.forward_spec} keeps a copy of every sample: give their number, samples=N")
-        self.sample_count = options.samples if self.needs_samples else None
-        self.samples_kept = self.sample_count if options.frozen_before is None else options.samples
         # Of the stages before ``frozen_before``, and of the one that keeps their outputs.
         self.sent: SentSamples | None = None
-        before = self.frozen_before = options.frozen_before
+        before, self.kept = options.frozen_before, [options.frozen_before, options.samples]
         if before is not None and stage <= before:
-            assert options.samples is not None
-            self.sample_count = options.samples
+            if options.samples is None:
+                raise ValueError(f"stage {before} keeps activations of every sample: give their number, samples=N")
             self.sent = SentSamples(options.samples, keeps=options.keeps)
         self.is_repeated = before is not None and stage < before
         self.events: list[Event] = []  # of the current or the last step
@@ -75,9 +70,8 @@ class StageLinks:
             if min(source, target) >= 0 and max(source, target) < stages:
                 spec = forward if target > source else backward
                 is_once = target > source and before is not None and target <= before
-                codec = link_codec(spec, samples=self.sample_count, copies_in=options.copies_in)
-                if is_once:
-                    codec = sent_once(spec, self.sent, stores=target == stage == before, directory=options.copies_in)
+                storage = {"stores": target == stage == before, "directory": options.copies_in}
+                codec = sent_once(spec, self.sent, **storage) if is_once else link_codec(spec)
                 codec.seed = options.seed
                 route = Route(source, target, source == stage, device, group, handover=options.handover)
                 kind = SendLink if route.sends else RecvLink
@@ -139,13 +133,11 @@ class StageLinks:
 
     def begin_messages(self, training: bool, chunks: int) -> None:
         """Begin the messages of a step with its samples."""
-        samples = self.samples if training or self.sent is not None else None
-        if samples is not None:
-            self.samples = None
         if self.sent is not None:
-            self.sent.begin(samples, chunks)
+            self.sent.begin(self.samples, chunks)
+        self.samples = None
         for end in self:
-            end.codec.begin_step(end.step, training, samples)
+            end.codec.begin_step(end.step, training)
 
     def traffic(self, training: bool) -> dict[str, Any]:
         """Return the slots that must be equal at both ends before the first tensor is sent."""

@@ -120,8 +120,6 @@ def _make_engine(
         forward=settings.compress_forward,
         backward=settings.compress_backward,
         seed=settings.seed,
-        samples=facts.train_samples,
-        copies_in=running.delta_cache,
         shaping=running.link,
         cache=CacheOptions(
             samples=facts.train_samples,
@@ -137,7 +135,7 @@ def _make_engine(
             model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute, make_loss=make_loss
         )
     )
-    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
+    world.together(engine.reserve_cache)
     return engine
 
 

@@ -158,7 +158,7 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
     )
     compress_forward: str = link_option(
-        "Codec of activations; axes:B learns a basis, delta(SPEC) sends changes since the last epoch.",
+        "Codec of activations; axes:B learns a basis.",
         metavar="SPEC",
         default_text="as {compress}",
         kept="same parallel",

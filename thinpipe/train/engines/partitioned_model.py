@@ -53,8 +53,6 @@ class Links:
     forward: str
     backward: str
     seed: int = 0  # of codecs that round at random
-    samples: int | None = None  # their number, for delta(...), which keeps copies of them
-    copies_in: Path | None = None  # folder of the copies; None: in memory
     shaping: Shaping | None = None  # rate, delay and loss, if known
     cache: CacheOptions | None = None  # None: activations are sent in every step
 

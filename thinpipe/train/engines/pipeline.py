@@ -17,12 +17,10 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.links.link import Link
 from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Handover, Slot
-from thinpipe.options import OptionError
 from thinpipe.pipeline.order import Order, in_flight
 from thinpipe.pipeline.partition import StageModule, stages_of
-from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
+from thinpipe.pipeline.report import LinkReport, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
-from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
 from thinpipe.train.engines.finite import CheckedStage, NonFiniteReport, not_finite, sum_of_squares
 from thinpipe.train.engines.frozen_prefix import find_prefix
@@ -91,7 +89,7 @@ class PipelineEngine(Engine):
         stage = CheckedStage(
             *self._stage_arguments(module, index, training=training),
             group=self.world.group,
-            forward=links.forward if training else link_codec(links.forward).evaluation_spec,
+            forward=links.forward,
             backward=links.backward,
             **self._sample_options(training=training),
             # As many chunks as the order has in flight: a worker that could compute does not wait for a link.
@@ -110,10 +108,10 @@ class PipelineEngine(Engine):
         """Return the options of links that keep something of every sample."""
         cache = self._links.cache
         if cache is None or self.prefix.before is None:
-            return {"samples": self._links.samples, "copies_in": self._links.copies_in}
+            return {}
         return {
             "samples": cache.samples if training else cache.validation_samples,
-            "copies_in": self._links.copies_in or cache.directory,
+            "copies_in": cache.directory,
             "frozen_before": self.prefix.before,
             "keeps": self.prefix.keeps,
         }
@@ -149,25 +147,11 @@ class PipelineEngine(Engine):
     def links(self) -> list[Link]:
         return [link for stage in self.training_stages for link in stage.links]
 
-    def reserve_copies(self, limit_bytes: int) -> None:
-        """Allocate the copies of samples that ``delta(...)`` keeps. A collective.
-
-        Raise OptionError if the copies of this machine's workers exceed the limit.
-        """
-        mine = sum(link.codec.reserved_bytes() for link in self.links if link.codec.needs_samples)
-        sizes = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
-        here = sum(size for machine, size in sizes if machine == sizes[self.world.worker][0])
-        if here > limit_bytes:
-            raise OptionError(
-                f"delta(...) keeps copies of all samples at both ends of every link: {size_text(here)} on this "
-                f"machine, and {{delta_cache_limit}} allows {size_text(limit_bytes)}. Allow more, on disk instead of "
-                "in memory with {delta_cache} DIR; cut the model where tensors are smaller ({client_layers}); or take "
-                "another codec"
-            )
+    def reserve_cache(self) -> None:
+        """Allocate the activation cache; raise ValueError if there is no space."""
         for stage in (*self.training_stages, *self._evaluation_stages):
             for link in stage.links:
-                if stage in self.training_stages or link.sent is not None:
-                    link.codec.reserve()
+                link.codec.reserve()
 
     def compute(self, *batches: Batch | None) -> tuple[float, float]:
         chunks = self._cutting.chunks * len(batches)
@@ -198,7 +182,7 @@ class PipelineEngine(Engine):
     def _begin_batch(self, number: int, batches: int) -> None:
         for stage in self.training_stages:
             stage.begin_batch(number * self._cutting.chunks)
-            if stage.links.sample_count is not None and self.samples is not None:
+            if self.samples is not None:
                 stage.set_samples(self.samples.chunk(batches)[number])
 
     def _compute_batch(self, batch: Batch | None) -> None:
@@ -218,8 +202,8 @@ class PipelineEngine(Engine):
             for link in evaluated.links:
                 number = self._predictions if link.sent is None else 0  # samples have keys of their own
                 link.codec.seed = rounding_key(self._links.seed, number)
-            if evaluated.links.sent is not None:
-                evaluated.links.samples = self.samples
+            if self.samples is not None:
+                evaluated.set_samples(self.samples)
         self._predictions += 1
         first, side_inputs = self._given(to_device(inputs or (), self.world.device))
         with torch.no_grad():
