@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,6 +96,7 @@ def _make_engine(
     fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
     names = {"names": INPUTS} if facts.shape.packed else {}
     model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp, **names))
+    model = replace(model, quantized=settings.quantize is not None)
     make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(

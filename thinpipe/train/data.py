@@ -32,6 +32,7 @@ from thinpipe.train.engines.same_files import check_same_files
 from thinpipe.train.engines.units import Meta, meta_of
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.models.adapters import adapt
+from thinpipe.train.models.quantized import check_installed
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.sources import SHARED_FILES, identity
@@ -67,6 +68,8 @@ class Facts:
 def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
     """Raise ValueError for errors that can be detected without reading samples or building the model."""
     check_objective(task, settings)
+    if settings.quantize is not None:
+        check_installed()
     source = settings.source
     units = task.preflight(source)
     if settings.lora is not None or settings.freeze or adapter is not None:

@@ -184,7 +184,7 @@ def what_was_warmed(group: Any, given: dict[str, Any]) -> tuple[list[Any], int, 
     if "forward" in given:
         chunk = (Meta((6, FEATURES), torch.float32),)
         cutting = Cutting(layout="client-server", order="gpipe", chunks=3)
-        engine = PipelineEngine(model, chunk, cutting, Links(**given, samples=80), world_in(group))
+        engine = PipelineEngine(model, chunk, cutting, Links(**given), world_in(group))
     else:
         engine = ReplicaEngine(model, world_in(group), **given)
     met = []

@@ -57,8 +57,8 @@ class PipelineEngine(Engine):
         self.cuts, self.holdings, self.stage_count = cut.cuts, cut.holdings, len(cut.modules)
         own = stages_of(world.worker, world.workers, cutting.layout)
         mine = {index: cut.modules[index] for index in (own if cutting.in_process is None else range(self.stage_count))}
-        check_stage_memory(mine.values(), world)
-        units.load_own(mine.values())
+        check_stage_memory(mine.values(), world, units.saved_bytes(mine.values()))
+        units.load_own(mine.values(), world.device)
         self.stages = {index: NamedModule.of(module, units.model) for index, module in mine.items()}
         for module in mine.values():
             world.to_device(module)

@@ -46,12 +46,15 @@ def describe_held(holdings: Sequence[Holding], worker: int) -> str:
     return f"worker {worker} holds units {' and '.join(ranges)}"
 
 
-def check_stage_memory(modules: Iterable[nn.Module], world: World) -> None:
-    """Raise OptionError if the weights and gradients of this worker's stages exceed the memory of its device."""
+def check_stage_memory(modules: Iterable[nn.Module], world: World, saved_bytes: int = 0) -> None:
+    """Raise OptionError if the weights and gradients of this worker's stages exceed the memory of its device.
+
+    ``saved_bytes``: by quantization, once they are loaded.
+    """
     parameters = {id(each): each for module in modules for each in module.parameters()}.values()
     needed = sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in parameters)
     what = f"the stages of worker {world.worker}, {sum(each.numel() for each in parameters):,} parameters,"
-    check_fits(what, needed, "take more workers, or give others more layers", device=str(world.device))
+    check_fits(what, needed - saved_bytes, "take more workers, or give others more layers", device=str(world.device))
 
 
 def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
