@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 EPOCHS, STEPS_PER_EPOCH = 4, 2
 STEPS = EPOCHS * STEPS_PER_EPOCH
 PATIENCE_S = 15  # of every run: what is silent for longer counts as lost
-CODECS = ("none", "8bit", "sort:8", "delta(tile:2)", "topk:0.1", "power:4")
+CODECS = ("none", "8bit", "sort:8", "axes:2+now", "topk:0.1", "power:4")
 
 How = Literal["launcher", "machines", "torchrun"]
 
@@ -39,9 +39,9 @@ class Setting:
         return self.epochs * STEPS_PER_EPOCH
 
     def options(self) -> list[str]:
-        # Only activations have a sample that they belong to.
-        delta = ["--compress-forward", self.codec, "--compress-backward", "4bit"]
-        codec = delta if self.codec.startswith("delta") else ["--compress", self.codec]
+        # A basis is learned of activations only.
+        learned = ["--compress-forward", self.codec, "--compress-backward", "4bit"]
+        codec = learned if self.codec.startswith("axes") else ["--compress", self.codec]
         return [
             *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--image-size", "16", "--threads", "1"),
             *("--epochs", str(self.epochs), *codec),

@@ -6,7 +6,7 @@
 4  every worker loads its tensors
 
 Tensors are named as in the full model, so every worker finds its own, however the model was cut. The state of a link
-(codec state, copies of samples) is loaded by the link between the same two units, if there is one.
+(codec state) is loaded by the link between the same two units, if there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from thinpipe.comm.membership import is_served
 from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
-from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
 from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_undamaged
@@ -112,12 +111,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     facts = world.gather(_facts_here(path))
     manifest = manifest_of(facts[0], path)
     cuts = Cuts(manifest.first_units, first_units(engine))
-    # Copies of samples are useless for other samples.
-    kinds = (
-        ("model/", "reference/")
-        if link_codec(manifest.settings.compress_forward).needs_samples
-        else ("model/", "reference/", "link/")
-    )
+    kinds = ("model/", "reference/", "link/")
 
     def read() -> State:
         if all(each == facts[0] for each in facts):

@@ -57,7 +57,9 @@ class Engine(ABC):
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
     holdings: tuple[Holding, ...]  # of all workers: which stages each has, and what is in them
     order: Order | None = None  # of a pipeline
-    samples: Tensor | None = None  # indices of the samples in the next step, batch after batch; set on every worker
+    # Indices of the samples in the next step, batch after batch, or in the next evaluation batch; set on every worker.
+    samples: Tensor | None = None
+    notices: Sequence[str] = ()  # for the user
 
     def __init__(self, world: World) -> None:
         self.world = world

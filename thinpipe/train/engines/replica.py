@@ -75,7 +75,7 @@ class ReplicaEngine(Engine):
         self._chunks, self._amp = chunks, amp
         self._model = cut = model if isinstance(model, Units) else cut_model(model, ())
         (module,) = cut_units(cut.units, ())
-        cut.load_own([module])
+        cut.load_own([module], world.device)
         self.stages = {0: NamedModule.of(module, cut.model)}
         self._module = world.to_device(module)
         if cut.outputs is not None:

@@ -152,7 +152,7 @@ def place_running(running: RunOptions) -> RunOptions:
         save_local=running.save is not None,
         trace=None if running.trace is None else _NOWHERE.with_suffix(".json"),
         capture=None if capture is None else replace(capture, path=_NOWHERE.with_suffix(".safetensors")),
-        delta_cache=None,
+        activation_cache=None,
     )
 
 
