@@ -45,6 +45,14 @@ def in_flight(order: Order, stages: int, chunks: int) -> int:
     return chunks if name == "gpipe" else int(most or stages)
 
 
+def needed_in_flight(stages: int, delay_ms: float, chunk_ms: float) -> int:
+    """Return the chunks in flight that keep workers busy if each computes ``chunk_ms`` and messages take ``delay_ms``.
+
+    A chunk returns to the first stage after ``stages`` computations and one delay per link in each direction.
+    """
+    return stages + math.ceil(2 * (stages - 1) * delay_ms / max(chunk_ms, 1e-3))
+
+
 def gpipe(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
     """Return the GPipe order: all forwards, then all backwards; the last stage runs each backward immediately.
 
