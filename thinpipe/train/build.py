@@ -95,6 +95,8 @@ def _make_engine(
     fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
     names = {"names": INPUTS} if facts.shape.packed else {}
     model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp, **names))
+    if settings.compile:
+        model.compile()
     make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(
