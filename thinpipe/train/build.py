@@ -97,6 +97,8 @@ def _make_engine(
     names = {"names": INPUTS} if facts.shape.packed else {}
     model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp, **names))
     model = replace(model, quantized=settings.quantize is not None)
+    if settings.compile:
+        model.compile()
     make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(

@@ -164,9 +164,9 @@ class PipelineEngine(Engine):
             self._begin_batch(number, len(batches))
             self._compute_batch(batch)
         # Average over chunks here, not in each stage as torch does: two stages may share a parameter.
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(chunks)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        if gradients and chunks > 1:
+            torch._foreach_div_(gradients, chunks)
         if not labels:
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
