@@ -17,6 +17,7 @@ from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import StageModule, UnitCost
 from thinpipe.train.engines.loss import Deferred
 from thinpipe.train.models.cut import CutModel
+from thinpipe.train.models.remote import note_parts
 from thinpipe.train.models.sequential import is_sequential, unit_names, units_of
 from thinpipe.train.models.unit_modules import TailUnit, cut_into_units
 from thinpipe.train.models.weights import LoadWeights
@@ -51,13 +52,21 @@ class Units:
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(device)
 
-    def load_own(self, modules: Iterable[nn.Module]) -> None:
-        """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names."""
+    def load_own(self, modules: Iterable[nn.Module], parts: Iterable[Iterable[nn.Module]] = ()) -> None:
+        """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names.
+
+        ``parts``: the modules of every worker.
+        """
         if self.load is None:
             return
-        mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
         named = self.model.state_dict(keep_vars=True)
-        self.load(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
+
+        def names(modules: Iterable[nn.Module]) -> list[str]:
+            own = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
+            return [name for name, tensor in named.items() if id(tensor) in own]
+
+        note_parts({worker: names(each) for worker, each in enumerate(parts)})
+        self.load(self.model, names(modules))
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             tensor.requires_grad_(named[name].requires_grad)  # loading replaced the parameter by a new one
 
