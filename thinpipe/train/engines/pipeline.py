@@ -58,7 +58,8 @@ class PipelineEngine(Engine):
         own = stages_of(world.worker, world.workers, cutting.layout)
         mine = {index: cut.modules[index] for index in (own if cutting.in_process is None else range(self.stage_count))}
         check_stage_memory(mine.values(), world, units.saved_bytes(mine.values()))
-        units.load_own(mine.values(), world.device)
+        indices = [stages_of(worker, world.workers, cutting.layout) for worker in range(world.workers)]
+        units.load_own(mine.values(), world.device, [[cut.modules[index] for index in each] for each in indices])
         self.stages = {index: NamedModule.of(module, units.model) for index, module in mine.items()}
         for module in mine.values():
             world.to_device(module)
