@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from thinpipe.comm.errors import LinkError
-from thinpipe.comm.secure.channel import Channel
+from thinpipe.comm.secure.channel import ACK_S, Channel
 from thinpipe.comm.secure.mesh import Mesh
 from thinpipe.comm.streams import bytes_of, memory_of
 from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
@@ -30,6 +30,7 @@ _LARGEST = 16 << 20  # bytes of a description
 _LEAST, _MOST = 16 << 10, 1 << 20  # bytes of a piece
 PIECE_S = 0.03
 _POLL_S = 0.002
+_SHORTEST_S, _FORGET = 1e-3, 0.95
 
 State = dict[str, Tensor]
 SnapshotKey = tuple[int, int]
@@ -44,7 +45,7 @@ class SnapshotSender:
         self._next: tuple[SnapshotKey, State] | None = None
         self._sending: SnapshotKey | None = None
         self._hurries = self._closed = False
-        self._piece = _LEAST
+        self._piece, self._rate = _LEAST, 0.0  # bytes, and bytes per second
         threading.Thread(target=self._run, name="thinpipe-mirror", daemon=True).start()
 
     def offer(self, snapshot: SnapshotKey, state: State, *, hurries: bool) -> None:
@@ -86,9 +87,10 @@ class SnapshotSender:
                 self._send(memory_of(rest[:size]))
                 rest = rest[size:]
                 self._await_gap()
-                if size == self._piece:  # all of it has arrived: how long that took
-                    factor = PIECE_S / max(time.monotonic() - began, 1e-4)
-                    self._piece = round(min(max(self._piece * min(max(factor, 0.5), 2.0), _LEAST), _MOST))
+                # All of it has arrived, perhaps long ago: the highest rate counts.
+                rate = size / max(time.monotonic() - began - ACK_S, _SHORTEST_S)
+                self._rate = max(rate, _FORGET * self._rate)
+                self._piece = round(min(max(self._rate * PIECE_S, _LEAST), _MOST))
 
     def _await_gap(self) -> None:
         while not (self._hurries or self._closed or self._mesh.is_idle):

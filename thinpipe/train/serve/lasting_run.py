@@ -50,6 +50,7 @@ from thinpipe.train.serve.roster import Dialers, Roster, dialers_of
 from thinpipe.train.worker import Outcome, run_on_worker
 
 _POLL_MS = 50.0
+_START_S = 3.0  # for all servers to report, so that those named first are chosen
 _AGAIN_S = 1.0  # between attempts to reach a server
 _REFUSED_S = 3.0  # after which a port that is closed shows that the server has ended
 _END_FACTOR = 10  # times the patience: without progress for so long after a loss the run ends
@@ -215,6 +216,9 @@ class LastingRun:
             self._coordination.event(self._coordination.machine.receive, Report("", line.name, 0, 0))
         for line in lines:
             line.start()
+        until = time.monotonic() + _START_S
+        while not all(line.life for line in lines) and time.monotonic() < until:
+            time.sleep(_POLL_MS / 1e3)
         ticking(self._tick, ended)
         coordination = self._coordination
         try:
