@@ -100,12 +100,13 @@ class Client(Host):
         super().__init__(world)
         self.name, self.run, self.last_step = "client", run, last_step
         self._wanted = servers, least
+        self.is_done = False
         self._open()
 
     def _open(self) -> None:
         world = self.world
         servers, least = self._wanted
-        first = 0 if self.run == "rival" else world.checkpoint
+        first = 0 if self.run.startswith("rival") else world.checkpoint
         times = {"beat_s": BEAT_S, "lost_s": LOST_S, "form_s": FORM_S, "return_s": RETURN_S, "end_s": END_S}
         self.machine = CoordinatorMachine(wire.Policy(self.run, servers, least, world.cuts, first, **times))
         self.store: dict[wire.SnapshotId, dict[str, tuple[int, ...]]] = {}
@@ -115,7 +116,7 @@ class Client(Host):
 
     def start_again(self) -> None:
         """Start the client again, which resumes from its checkpoint; it is another run for the servers."""
-        if self.is_alive or self.world.is_over:
+        if self.is_alive or self.is_done:
             return
         self.run += "+"
         self._open()
@@ -126,7 +127,6 @@ class Client(Host):
         self.do(self.machine.tick(self.clock()))
         self.member.do(self.member.machine.tick(self.clock()))
         if self.machine.over:
-            self.world.is_over = self.world.is_over or self is self.world.clients[0]
             self.die(is_silent=True)
         self.world.at(BEAT_S, self, self._tick, run)
 
@@ -135,6 +135,7 @@ class Client(Host):
 
     def die(self, *, is_silent: bool) -> None:
         self.is_alive = False
+        self.world.is_over |= self.is_done and self is self.world.clients[0]
         for other in self.member.close():
             self.world.at(3.0 if is_silent else 0.01, other.host, other.unreachable, "client")
 
@@ -156,6 +157,7 @@ class Client(Host):
             elif kind is wire.Keep:
                 self._committed(action.snapshot)  # type: ignore[union-attr]
             elif kind is wire.End:
+                self.is_done = True
                 world.ends(self, action.cause, action.code)  # type: ignore[union-attr]
 
     def _committed(self, snapshot: wire.SnapshotId) -> None:
@@ -177,6 +179,8 @@ class Client(Host):
         """End the run after its last step, with the states of all members."""
         member = self.member
         if member.form is None or member.form.attempt != attempt or not member.is_running:
+            return
+        if len(member.links) < len(member.form.members) - 1:
             return
         self.world.commits(self.last_step, [each.part for each in member.group()])
         self.do(self.machine.finished(self.clock()))
@@ -254,6 +258,9 @@ class MemberDriver:
         if self.is_current():
             self.do(self.machine.stopped(self.host.clock(), attempt))
 
+    def _client(self) -> Client | None:
+        return next((each for each in self.world.clients if each.is_alive and each.run == self.machine.run), None)
+
     def is_current(self) -> bool:
         return self.host.member is self
 
@@ -273,12 +280,12 @@ class MemberDriver:
             return
         first, last = form.cut[form.worker : form.worker + 2]
         local = self._local.get(form.base)
-        client = next(each for each in world.clients if each.run == self.machine.run)
+        client = self._client()
         if form.base.attempt == 0:
             part = world.start_of(form.base.step)[first:last]
         elif local is not None and local[:2] == (form.worker, form.cut):
             part = local[2]
-        elif not client.is_alive or client.paused_until > world.now or world.is_cut(self.name, "client"):
+        elif client is None or client.paused_until > world.now or world.is_cut(self.name, "client"):
             world.at(0.5, host, self._load, form)
             return
         else:
@@ -328,7 +335,10 @@ class MemberDriver:
             return
         self.world.starts(self, action)
         self.is_running = True
-        self._wait()
+        if isinstance(self.host, Client) and action.step == self.host.last_step:
+            self.world.at(0.1, self.host, self.host.completes, form.attempt)
+        else:
+            self._wait()
 
     def _missing(self, form: wire.FormGroup) -> str:
         return next(name for name in form.members if name != self.name and name not in self.links)
@@ -411,9 +421,11 @@ class MemberDriver:
         if self._mirroring != snapshot:
             return
         self._mirroring = None
-        client = next(each for each in world.clients if each.run == self.machine.run)
         is_lost = world.now < 14.0 and world.loss > world.random()
-        if client.is_alive and client.paused_until <= world.now and not world.is_cut(self.name, "client") and not is_lost:
+        client = self._client()
+        if client is None or client.paused_until > world.now or is_lost or world.is_cut(self.name, "client"):
+            return
+        if snapshot in self._local:
             client.keeps(self.name, snapshot, self._local[snapshot][2])
 
     def _keep(self, action: wire.Keep) -> None:

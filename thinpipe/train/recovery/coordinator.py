@@ -279,7 +279,11 @@ class CoordinatorMachine:
         return self._size(count + spares, least=count + 1) > 0
 
     def _available(self, now: float) -> list[str]:
-        """Return the servers that may be chosen: alive, at rest in the current attempt, and not failing."""
+        """Return the servers that may be chosen: alive, at rest in the current attempt, and not failing.
+
+        One that fails is chosen after all where the model would be cut among fewer: its cause may have passed.
+        """
+        is_urgent = not self._group.members and now - self._since > self.policy.return_s
         return [
             name
             for name, peer in self._peers.items()
@@ -287,7 +291,7 @@ class CoordinatorMachine:
             and peer.report.attempt == self._attempt
             and name != CLIENT
             and not (peer.lost or peer.report.leaving)
-            and peer.failures < _MOST_FAILURES
+            and (peer.failures < _MOST_FAILURES or is_urgent)
             and now - peer.heard_at <= self.policy.lost_s
         ]
 
@@ -305,7 +309,7 @@ class CoordinatorMachine:
         is_at_rest = client is not None and client.report.phase == Phase.IDLE
         is_ready = is_at_rest and now >= self._not_before and not self._awaits(now, len(available))
         if is_ready and not is_hopeless:
-            can_shrink = self._former.members and (self._is_planned or now - self._since > policy.return_s)
+            can_shrink = self._is_planned or now - self._since > policy.return_s
             size = self._size(len(available), least=policy.min_servers if can_shrink else policy.servers)
             if size:
                 self._form(now, available, size)

@@ -71,7 +71,7 @@ class MemberMachine:
         is_new = order.attempt > self.attempt or self.phase == Phase.FREE
         if is_new:
             actions += self._follow(order)
-        if order.committed > self._kept:
+        if order.committed > self._kept and order.committed.attempt > 0:
             self._kept = order.committed
             actions.append(Keep(order.committed))
         if self._owed is not None and order.have >= self._owed:
