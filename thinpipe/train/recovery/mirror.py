@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from thinpipe.comm.errors import LinkError
 from thinpipe.comm.secure.channel import ACK_S, Channel
 from thinpipe.comm.secure.mesh import Mesh
-from thinpipe.comm.streams import bytes_of, memory_of
+from thinpipe.comm.streams import bytes_of, fill_tensors, memory_of
 from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 
 _STREAM, _TAG = 1 << 62, 0  # of no process group
@@ -79,18 +80,17 @@ class SnapshotSender:
         description = json.dumps({"snapshot": snapshot, "tensors": specs_of(state)}).encode()
         self._send(memoryview(len(description).to_bytes(8)))
         self._send(memoryview(description))
-        for tensor in state.values():
-            rest = bytes_of(tensor.contiguous())
-            while rest.numel():
-                self._await_gap()
-                began, size = time.monotonic(), min(self._piece, rest.numel())
-                self._send(memory_of(rest[:size]))
-                rest = rest[size:]
-                self._await_gap()
-                # All of it has arrived, perhaps long ago: the highest rate counts.
-                rate = size / max(time.monotonic() - began - ACK_S, _SHORTEST_S)
-                self._rate = max(rate, _FORGET * self._rate)
-                self._piece = round(min(max(self._rate * PIECE_S, _LEAST), _MOST))
+        rest = torch.cat([bytes_of(tensor.contiguous()) for tensor in state.values()])
+        while rest.numel():
+            self._await_gap()
+            began, size = time.monotonic(), min(self._piece, rest.numel())
+            self._send(memory_of(rest[:size]))
+            rest = rest[size:]
+            self._await_gap()
+            # All of it has arrived, perhaps long ago: the highest rate counts.
+            rate = size / max(time.monotonic() - began - ACK_S, _SHORTEST_S)
+            self._rate = max(rate, _FORGET * self._rate)
+            self._piece = round(min(max(self._rate * PIECE_S, _LEAST), _MOST))
 
     def _await_gap(self) -> None:
         while not (self._hurries or self._closed or self._mesh.is_idle):
@@ -134,11 +134,16 @@ class SnapshotReceiver:
         if not 0 <= total <= self._limit_bytes:
             raise ValueError(f"it has {total} bytes, and {self._limit_bytes} were expected at most")
         state = {str(name): empty_tensor(spec) for name, spec in specs.items()}
-        for tensor in state.values():
-            rest = memory_of(bytes_of(tensor))
-            while rest:
-                rest = rest[self._receive(rest[:_MOST]) :]
+        for _ in fill_tensors(state.values(), self._pieces(total)):
+            pass
         return (int(attempt), int(step)), state
+
+    def _pieces(self, total: int) -> Iterator[Tensor]:
+        buffer = torch.empty(min(total, _MOST), dtype=torch.uint8)
+        while total > 0:
+            count = self._receive(memory_of(buffer))
+            total -= count
+            yield buffer[:count]
 
     def _receive(self, target: memoryview) -> int:
         operation = self._channel.receive(_STREAM, _TAG, target)
