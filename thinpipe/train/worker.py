@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.comm.errors import StoppedTogether, WorkerError, ended_by, is_secondary
+from thinpipe.comm.errors import Interrupted, LinkError, StoppedTogether, WorkerError, ended_by, is_secondary
 from thinpipe.comm.signals import noted_signals
 from thinpipe.options import flags_in_errors, named
 from thinpipe.system.files import OutputError
@@ -227,10 +227,15 @@ def _run(
             for line in notices:
                 listener.noticed(line)
             listener.planned(plan)
+        if loop.keeper is not None:
+            loop.keeper.ready(loop.engine.world)
         with noted_signals() as interrupted:
-            if loop.keeper is not None:
-                loop.keeper.ready(loop.engine.world)
-            end = loop.run(listener, interrupted)
+            try:
+                end = loop.run(listener, interrupted)
+            except LinkError:
+                if interrupted.number and loop.keeper is not None and loop.engine.world.is_client:
+                    raise Interrupted(interrupted.number) from None  # no further attempt
+                raise
         problem = None if exporter is None else exporter.export(loop.progress)
         if exporter is not None and problem is None:
             end = replace(end, exported=exporter.path)

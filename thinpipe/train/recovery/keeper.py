@@ -87,7 +87,7 @@ class Keeper:
         """Delete all snapshots that are older."""
         for store in (self.own, self.others):
             for key in [each for each in store if each < snapshot]:
-                store.pop(key, None)  # type: ignore[attr-defined]
+                store.pop(key, None)
 
     def begin(
         self, engine: Engine, loaded: Any, make_listener: Callable[[], Listener], expected_bytes: list[int]

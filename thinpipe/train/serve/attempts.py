@@ -7,6 +7,7 @@ the routes of new connections, which are derived from the attempt and its member
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +20,7 @@ from thinpipe.comm.secure.identity import own_identity
 from thinpipe.comm.secure.mesh import Mesh
 from thinpipe.train.recovery.driver import BEAT_S, MemberDriver, ticking
 from thinpipe.train.recovery.member import MemberMachine
-from thinpipe.train.recovery.messages import CLIENT, FormGroup, Order, Report, message_json, parse_message
+from thinpipe.train.recovery.messages import CLIENT, End, FormGroup, Order, Report, message_json, parse_message
 from thinpipe.train.serve.jobs import Job, run_with_files
 from thinpipe.train.serve.model_files import PlacedFiles, fetch_files
 from thinpipe.train.serve.peering import Peering
@@ -51,19 +52,19 @@ class Formation:
 
 
 def take_part(
-    assignment: Any, pipe: Any, arrivals: Any, first: Prepared, prepare: Callable[[Any], Prepared]
+    assignment: Any, report: Any, arrivals: Any, first: Prepared, prepare: Callable[[Any], Prepared]
 ) -> Outcome:
     """Take part in attempts of a run until it has ended.
 
-    ``pipe``: to the supervisor. ``first``: what ``prepare(assignment)`` has returned for the first attempt.
+    ``report``: to the supervisor. ``first``: what ``prepare(assignment)`` has returned for the first attempt.
     """
     offer, roster = assignment.offer, assignment.roster
     dialers = arrivals.wait_for_start(roster)
     prepared = [first]
 
-    def send(report: Report) -> None:
+    def send(message: Report) -> None:
         with suppress(OSError):  # the supervisor has ended
-            pipe.send(report=message_json(report))
+            report.pipe.send(report=message_json(message))
 
     machine = MemberMachine(
         member_name(roster, offer.worker),
@@ -85,17 +86,20 @@ def take_part(
         peering.add_pairs(dialers_of(formation.numbers, dialers), assignment.client)
         driver.use(mesh)
         arrivals.give_to(peering.arrived)
-        pipe.send(routes=[route.hex() for route in formation.roster.routes(form.worker)])
-        placed, job = prepared.pop() if prepared else prepare(assignment)
+        report.pipe.send(routes=[route.hex() for route in formation.roster.routes(form.worker)])
         mesh.start()
+        placed, job = prepared.pop() if prepared else prepare(assignment)
         become_served(form.worker, len(form.members))
+        assert isinstance(job.settings, Settings)
         settings, arguments = formation.settings(job.settings), (*job.arguments, driver.keeper)
         with joined_mesh(mesh, patience_s=offer.patience_s, end=mesh.abort, again=True):
             return run_on_worker(run_with_files, settings, job.main, partial(fetch_files, placed), *arguments)
 
     arrivals.take_order = take_order
+    arrivals.orphaned = partial(report.leave, 128 + signal.SIGTERM)  # its state is worth nothing without orders
     ended = threading.Event()
     ticking(driver.tick, ended)
     end = driver.run(attempt)
     ended.set()
+    assert isinstance(end, End)  # a server waits for it after the last step
     return Outcome(end.code, end.cause)

@@ -47,6 +47,7 @@ from thinpipe.train.serve.jobs import Job, run_with_files
 from thinpipe.train.serve.model_files import ClientFiles, serve_files
 from thinpipe.train.serve.peering import Peering
 from thinpipe.train.serve.roster import Dialers, Roster, dialers_of
+from thinpipe.train.settings import Settings
 from thinpipe.train.worker import Outcome, run_on_worker
 
 _POLL_MS = 50.0
@@ -272,6 +273,7 @@ class LastingRun:
             mesh.start()
             become_served(0, len(form.members))
             job = self._job
+            assert isinstance(job.settings, Settings)
             arguments = (job.main, partial(serve_files, self._files), *job.arguments, self._driver.keeper)
             with joined_mesh(mesh, patience_s=self._patience_s, end=mesh.abort, again=True):
                 return run_on_worker(run_with_files, formation.settings(job.settings), *arguments)

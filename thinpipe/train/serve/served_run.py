@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import queue
 import shutil
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -147,7 +148,8 @@ class ServedRun:
                 if "cancel" in message:
                     self.process.terminate()
                 elif "order" in message:
-                    self.pipe.send(order=message["order"])
+                    with suppress(BlockingIOError):  # its process is frozen, and the next order is as good
+                        self.pipe.send(order=message["order"], flags=socket.MSG_DONTWAIT)
         except (Gone, Rejected):
             assert desk is not None
             desk.close()

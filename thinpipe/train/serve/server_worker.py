@@ -79,9 +79,9 @@ class Pipe:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return Pipe(one), Pipe(other)
 
-    def send(self, raw: socket.socket | None = None, **message: Any) -> None:
+    def send(self, raw: socket.socket | None = None, *, flags: int = 0, **message: Any) -> None:
         """Send a message, with a connection if one is given; raise OSError if the other process has ended."""
-        socket.send_fds(self.end, [json.dumps(message).encode()], [] if raw is None else [raw.fileno()])
+        socket.send_fds(self.end, [json.dumps(message).encode()], [] if raw is None else [raw.fileno()], flags)
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None if the other process has ended, or after the timeout."""
@@ -129,7 +129,7 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
     arrivals = Arrivals(report.pipe)
     report.pipe.send(ready=True)
     if job.recovers:
-        return take_part(assignment, report.pipe, arrivals, (placed, job), prepare)
+        return take_part(assignment, report, arrivals, (placed, job), prepare)
     become_served(offer.worker, len(roster.entries))
     mesh = Mesh(offer.worker, len(roster.entries), patience_s=offer.patience_s, report=print_line)
     peering = Peering(roster, offer.worker, own_identity(), mesh)
@@ -170,6 +170,7 @@ class Arrivals:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self.take_order: Callable[[Any], None] = lambda order: None
+        self.orphaned: Callable[[], Any] = partial(os.kill, os.getpid(), signal.SIGTERM)
         self._started = threading.Event()
         self._dialers: Any = None
         self._take: Callable[[bytes, socket.socket], Any] | None = None
@@ -200,7 +201,7 @@ class Arrivals:
                 ).start()
             elif raw is not None:
                 raw.close()
-        os.kill(os.getpid(), signal.SIGTERM)  # the supervisor has ended
+        self.orphaned()  # the supervisor has ended
 
     def _authenticate(self, route: bytes, raw: socket.socket) -> None:
         try:
