@@ -187,12 +187,15 @@ class World:
 
     def _fault_disk(self) -> None:
         self.disk_until = self.now + self.random() * 4
+        self._hit("cannot store snapshots", self.clients[0])
 
     def _fault_torn(self) -> None:
         self.torn_until = self.now + self.random() * 4
+        self._hit("cannot store snapshots", self.clients[0])
 
     def _fault_memory(self) -> None:
         self.memory_until = self.now + self.random() * 4
+        self._hit("have no memory for snapshots", self.clients[0], *self.servers.values())
 
     def _fault_clock(self) -> None:
         self._one(with_client=True).offset += (self.random() - 0.3) * 1000
