@@ -276,7 +276,7 @@ class MemberDriver:
         world, host = self.world, self.host
         if host.fails_loading:
             host.fails_loading -= 1
-            host.healthy_since = world.now
+            world.last_fault = world.now
             self.do(self.machine.form_failed(host.clock(), form.attempt, "out of memory"))
             return
         first, last = form.cut[form.worker : form.worker + 2]

@@ -72,12 +72,15 @@ class World:
         self.takers: dict[tuple[str, int, int], tuple[str, int]] = {}
         self.replayed, self.furthest = 0, 0
         self.checkpoint = 0
+        self.last_fault = QUIET_S
         self._bases: dict[tuple[str, int], int] = {}
         self.is_over = False
         names = [f"server{n}" for n in range(1, self.servers_wanted + spares + 1)]
         self.servers = {name: Server(self, name) for name in names}
         self.clients: list[Client] = []
         self.clients.append(Client(self, "run", self.servers_wanted, self.min_servers, self.last_step))
+        if self.loss or self.late:  # of heartbeats
+            self.victims.update(names)
         self._crashes: list[int] = []
         self._plan_faults()
 
@@ -222,6 +225,7 @@ class World:
             self.clients.append(Client(self, "rival", 1, 1, 3))
 
     def _hit(self, text: str, *hosts: Host) -> None:
+        self.last_fault = max(self.last_fault, self.now)
         self.victims.update(host.name for host in hosts)
         if self.log is not None:
             self.log(f"{self.now:7.3f} FAULT {', '.join(host.name for host in hosts)}: {text}")
@@ -293,7 +297,7 @@ class World:
             each.is_alive and each.healthy_since + HEALTHY_S < self.now and each.is_free_for(client.run)
             for each in self.servers.values()
         )
-        if self.now > QUIET_S + HEALTHY_S and healthy >= self.min_servers:
+        if self.now > self.last_fault + HEALTHY_S and healthy >= self.min_servers:
             raise Violation(f"the run ends although {healthy} servers were there: {cause}")
 
 
