@@ -1,4 +1,4 @@
-"""A deterministic simulator of recovery: the real state machines, in virtual time, under the faults that a seed chooses.
+"""A deterministic simulator of recovery: the real state machines, in virtual time, with the faults that a seed chooses.
 
     python -m tests.train.recovery.simulator --seed 17 --verbose       # repeats one run and prints its events
     python -m tests.train.recovery.simulator --runs 20000 --jobs 2     # many; prints those that fail
@@ -19,7 +19,7 @@ from tests.train.recovery.processes import Client, Host, MemberDriver, Server
 
 KINDS = (
     *("loss", "late", "repeat", "cut", "pause", "crash", "client", "disk", "torn", "memory", "clock", "leave", "load"),
-    *("slow", "rival"),
+    *("slow", "rival", "zombie"),
 )
 HARMLESS = {"leave", "repeat", "clock", "rival"}  # no step is replayed because of them
 UNITS = 6
@@ -135,6 +135,8 @@ class World:
                 self.at(self.random() * 6, host, call, message)
                 return
         self.at(0.02, host, call, message)
+        if host.zombie is not None:
+            self.at(0.02, host.zombie, host.zombie.hear, message)
 
     def peer(self, run: str, name: str) -> MemberDriver | None:
         """Return the process that has a name now."""
@@ -219,6 +221,16 @@ class World:
         host = self._one()
         self._hit("is slow", host)
         host.slow_until = self.now + self.random() * 5
+
+    def _fault_zombie(self) -> None:
+        """Start a second process of a server, while the first is frozen; then both run."""
+        host = self._one()
+        assert isinstance(host, Server)
+        if host.is_alive:
+            self._hit("is started a second time", host)
+            host.paused_until = max(host.paused_until, self.now + self.random() * 5)
+            host.is_zombie = True
+            self.servers[host.name] = Server(self, host.name, host if self.random() < 0.5 else None)
 
     def _fault_rival(self) -> None:
         if len(self.clients) == 1:
@@ -320,7 +332,10 @@ def main() -> None:
         print(f"ended after {world.now:.1f} s; {world.replayed} steps replayed")
         return
     began = time.perf_counter()
-    chunks = [range(each, min(each + 1000, given.first + given.runs)) for each in range(given.first, given.first + given.runs, 1000)]
+    chunks = [
+        range(each, min(each + 1000, given.first + given.runs))
+        for each in range(given.first, given.first + given.runs, 1000)
+    ]
     failed = []
     with Pool(given.jobs) as pool:
         for found in pool.imap_unordered(failures, chunks):
