@@ -26,6 +26,8 @@ class Host:
         self.is_alive = False
         self.paused_until = self.offset = self.slow_until = self.healthy_since = 0.0
         self.fails_loading = 0
+        self.is_zombie = False
+        self.zombie: Host | None = None  # an older process with the same connection
 
     def clock(self) -> float:
         return self.world.now + self.offset
@@ -43,14 +45,14 @@ class Host:
 class Server(Host):
     """A server: a supervisor that starts a process, and another one when that has ended."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, zombie: Host | None = None) -> None:
         super().__init__(world)
-        self.name, self.member = name, None
+        self.name, self.member, self.zombie = name, None, zombie
         self._generation = 0
         self.start_again()
 
     def start_again(self) -> None:
-        if self.is_alive:
+        if self.is_alive or self.is_zombie:
             return
         self._generation += 1
         self._is_leaving = False
@@ -74,7 +76,8 @@ class Server(Host):
             self.member.hear(order)
 
     def is_free_for(self, run: str) -> bool:
-        return self.member is not None and self.member.machine.run in ("", run) and not self.fails_loading
+        others = {each.run for each in self.world.clients if each.is_alive} - {run}
+        return self.member is not None and self.member.machine.run not in others and not self.fails_loading
 
     def die(self, *, is_silent: bool) -> None:
         member, world = self.member, self.world
@@ -211,7 +214,7 @@ class MemberDriver:
             _ACTIONS[type(action)](self, action)
 
     def group(self) -> list[MemberDriver]:
-        """Return the members that this one is connected to, by worker; an invariant of their states is checked later."""
+        """Return the members that this one is connected to, by worker."""
         assert self.form is not None
         return [self if name == self.name else self.links[name] for name in self.form.members]
 
@@ -276,6 +279,7 @@ class MemberDriver:
         world, host = self.world, self.host
         if host.fails_loading:
             host.fails_loading -= 1
+            world.last_fault = world.now
             self.do(self.machine.form_failed(host.clock(), form.attempt, "out of memory"))
             return
         first, last = form.cut[form.worker : form.worker + 2]
@@ -288,6 +292,8 @@ class MemberDriver:
         elif client is None or client.paused_until > world.now or world.is_cut(self.name, "client"):
             world.at(0.5, host, self._load, form)
             return
+        elif form.base not in client.store and client.machine.attempt > form.attempt:
+            return  # a late request; the next order stops this
         else:
             stored = client.store[form.base]
             part = sum((stored[name] for name in form.base_members), ())[first:last]

@@ -1,4 +1,4 @@
-"""A deterministic simulator of recovery: the real state machines, in virtual time, under the faults that a seed chooses.
+"""A deterministic simulator of recovery: the real state machines, in virtual time, with the faults that a seed chooses.
 
     python -m tests.train.recovery.simulator --seed 17 --verbose       # repeats one run and prints its events
     python -m tests.train.recovery.simulator --runs 20000 --jobs 2     # many; prints those that fail
@@ -19,7 +19,7 @@ from tests.train.recovery.processes import Client, Host, MemberDriver, Server
 
 KINDS = (
     *("loss", "late", "repeat", "cut", "pause", "crash", "client", "disk", "torn", "memory", "clock", "leave", "load"),
-    *("slow", "rival"),
+    *("slow", "rival", "zombie"),
 )
 HARMLESS = {"leave", "repeat", "clock", "rival"}  # no step is replayed because of them
 UNITS = 6
@@ -72,12 +72,15 @@ class World:
         self.takers: dict[tuple[str, int, int], tuple[str, int]] = {}
         self.replayed, self.furthest = 0, 0
         self.checkpoint = 0
+        self.last_fault = QUIET_S
         self._bases: dict[tuple[str, int], int] = {}
         self.is_over = False
         names = [f"server{n}" for n in range(1, self.servers_wanted + spares + 1)]
         self.servers = {name: Server(self, name) for name in names}
         self.clients: list[Client] = []
         self.clients.append(Client(self, "run", self.servers_wanted, self.min_servers, self.last_step))
+        if self.loss or self.late:  # of heartbeats
+            self.victims.update(names)
         self._crashes: list[int] = []
         self._plan_faults()
 
@@ -132,6 +135,8 @@ class World:
                 self.at(self.random() * 6, host, call, message)
                 return
         self.at(0.02, host, call, message)
+        if host.zombie is not None:
+            self.at(0.02, host.zombie, host.zombie.hear, message)
 
     def peer(self, run: str, name: str) -> MemberDriver | None:
         """Return the process that has a name now."""
@@ -187,12 +192,15 @@ class World:
 
     def _fault_disk(self) -> None:
         self.disk_until = self.now + self.random() * 4
+        self._hit("cannot store snapshots", self.clients[0])
 
     def _fault_torn(self) -> None:
         self.torn_until = self.now + self.random() * 4
+        self._hit("cannot store snapshots", self.clients[0])
 
     def _fault_memory(self) -> None:
         self.memory_until = self.now + self.random() * 4
+        self._hit("have no memory for snapshots", self.clients[0], *self.servers.values())
 
     def _fault_clock(self) -> None:
         self._one(with_client=True).offset += (self.random() - 0.3) * 1000
@@ -214,11 +222,22 @@ class World:
         self._hit("is slow", host)
         host.slow_until = self.now + self.random() * 5
 
+    def _fault_zombie(self) -> None:
+        """Start a second process of a server, while the first is frozen; then both run."""
+        host = self._one()
+        assert isinstance(host, Server)
+        if host.is_alive:
+            self._hit("is started a second time", host)
+            host.paused_until = max(host.paused_until, self.now + self.random() * 5)
+            host.is_zombie = True
+            self.servers[host.name] = Server(self, host.name, host if self.random() < 0.5 else None)
+
     def _fault_rival(self) -> None:
         if len(self.clients) == 1:
             self.clients.append(Client(self, "rival", 1, 1, 3))
 
     def _hit(self, text: str, *hosts: Host) -> None:
+        self.last_fault = max(self.last_fault, self.now)
         self.victims.update(host.name for host in hosts)
         if self.log is not None:
             self.log(f"{self.now:7.3f} FAULT {', '.join(host.name for host in hosts)}: {text}")
@@ -290,7 +309,7 @@ class World:
             each.is_alive and each.healthy_since + HEALTHY_S < self.now and each.is_free_for(client.run)
             for each in self.servers.values()
         )
-        if self.now > QUIET_S + HEALTHY_S and healthy >= self.min_servers:
+        if self.now > self.last_fault + HEALTHY_S and healthy >= self.min_servers:
             raise Violation(f"the run ends although {healthy} servers were there: {cause}")
 
 
@@ -313,7 +332,10 @@ def main() -> None:
         print(f"ended after {world.now:.1f} s; {world.replayed} steps replayed")
         return
     began = time.perf_counter()
-    chunks = [range(each, min(each + 1000, given.first + given.runs)) for each in range(given.first, given.first + given.runs, 1000)]
+    chunks = [
+        range(each, min(each + 1000, given.first + given.runs))
+        for each in range(given.first, given.first + given.runs, 1000)
+    ]
     failed = []
     with Pool(given.jobs) as pool:
         for found in pool.imap_unordered(failures, chunks):

@@ -85,7 +85,7 @@ class CoordinatorMachine:
         self._clock = Clock(2 * policy.beat_s)
         self._actions: list[CoordinatorAction] = []
         self._peers: dict[str, _Peer] = {}
-        self._attempt = self._number = 0
+        self.attempt = self._number = 0
         self._is_changed = False  # since the last orders
         self._group = self._former = _NO_GROUP  # of this attempt, none in stand-by; and the last one that there was
         self._committed_by = self._base_by = _NO_GROUP
@@ -104,7 +104,7 @@ class CoordinatorMachine:
         if report.run not in ("", self.policy.run):
             return []  # the server of another run: silent to this one
         peer = self._peers.get(report.name) or self._peers.setdefault(report.name, _Peer(report.name))
-        if report.life != peer.life and not self._admit(peer, report):
+        if report.life != peer.life and not self._admit(now, peer, report):
             return self._flush(now)
         before = peer.report
         if report.number <= before.number:
@@ -115,7 +115,7 @@ class CoordinatorMachine:
         if report.note not in ("", peer.note):
             peer.note = report.note
             self._notice(f"{peer.name}: {peer.note}")
-        if self._go and report.attempt == self._attempt:
+        if self._go and report.attempt == self.attempt:
             self._note_progress(now, report.step)
         self._decide(now)
         return self._flush(now)
@@ -162,11 +162,17 @@ class CoordinatorMachine:
         self._finish(now, cause, code)
         return self._flush(now)
 
-    def _admit(self, peer: _Peer, report: Report) -> bool:
+    def _admit(self, now: float, peer: _Peer, report: Report) -> bool:
         """Admit a new life once it has answered an order that was made after its first report; else send that order.
 
         Lives have no order, and reports of an earlier one may arrive late; but they cannot contain a later number.
+        While the present life reports, another process of its name is ignored.
         """
+        silent_s = now - peer.heard_at
+        if peer.life and not (
+            peer.lost or peer.report.phase == Phase.OVER or silent_s > _SETTLE_BEATS * self.policy.beat_s
+        ):
+            return False
         if report.life == peer.candidate and report.heard >= peer.challenge:
             peer.admit(report.life)
             peer.candidate = 0
@@ -218,7 +224,7 @@ class CoordinatorMachine:
             self._first_at = now  # steps are replayed
 
     def _form_or_fail(self, now: float, reports: list[Report]) -> None:
-        late = [each.name for each in reports if each.phase != Phase.READY or each.attempt != self._attempt]
+        late = [each.name for each in reports if each.phase != Phase.READY or each.attempt != self.attempt]
         if not late:
             self._go, self._since, self._is_changed = True, now, True
             self._notice(f"training from step {self._base.step}")
@@ -228,12 +234,12 @@ class CoordinatorMachine:
 
     def _commit_or_fail(self, now: float, reports: list[Report]) -> None:
         paused = [each for each in reports if each.phase == Phase.PAUSED]
-        if len(paused) == len(reports) and all(self.committed == (self._attempt, each.step) for each in paused):
+        if len(paused) == len(reports) and all(self.committed == (self.attempt, each.step) for each in paused):
             self._stand_by(now, is_planned=True)
         elif paused and self._paused_at is None:
             self._paused_at = now
         elif self._paused_at is not None and now - self._paused_at > self.policy.form_s:
-            late = [each.name for each in reports if self._peers[each.name].have != (self._attempt, each.step)]
+            late = [each.name for each in reports if self._peers[each.name].have != (self.attempt, each.step)]
             text = f"its state was not transferred in {self.policy.form_s:.0f} s"
             self._fail(now, _Failure(f"{late[0]}: {text}", late[0], False))
 
@@ -244,7 +250,7 @@ class CoordinatorMachine:
             self._first, self._first_at = failure, now
         self._tries += 1
         reports = [self._peers[name].report for name in self._group.members]
-        broken = [each for each in reports if each.phase == Phase.BROKEN and each.attempt == self._attempt]
+        broken = [each for each in reports if each.phase == Phase.BROKEN and each.attempt == self.attempt]
         own = [each.name for each in broken if not each.blames]
         if not self._go:
             votes = Counter(each.blames or each.name for each in broken)
@@ -267,7 +273,7 @@ class CoordinatorMachine:
                 self._notice(failure.cause)
 
     def _stand_by(self, now: float, *, is_planned: bool) -> None:
-        self._attempt += 1
+        self.attempt += 1
         self._group, self._go, self._pause = _NO_GROUP, False, False
         self._is_planned, self._since, self._is_changed = is_planned, now, True
 
@@ -288,7 +294,7 @@ class CoordinatorMachine:
             name
             for name, peer in self._peers.items()
             if peer.report.phase == Phase.IDLE
-            and peer.report.attempt == self._attempt
+            and peer.report.attempt == self.attempt
             and name != CLIENT
             and not (peer.lost or peer.report.leaving)
             and (peer.failures < _MOST_FAILURES or is_urgent)
@@ -326,7 +332,7 @@ class CoordinatorMachine:
             is_out = peer.lost or report.leaving or report.phase == Phase.OVER or peer.failures >= _MOST_FAILURES
             if is_out or peer.life == 0 or silent_s > self.policy.lost_s:
                 continue
-            if report.attempt == self._attempt:
+            if report.attempt == self.attempt:
                 if report.phase != Phase.IDLE and waited <= self.policy.form_s:
                     return True
             elif waited <= _SETTLE_BEATS * beat_s:
@@ -345,8 +351,8 @@ class CoordinatorMachine:
         places = (places + [""] * size)[:size]
         members = (CLIENT, *(name or spares.pop(0) for name in places))
         lives = tuple(self._peers[name].life for name in members)
-        self._attempt += 1
-        self._group = self._former = _Group(self._attempt, members, lives, self.policy.cuts[size + 1])
+        self.attempt += 1
+        self._group = self._former = _Group(self.attempt, members, lives, self.policy.cuts[size + 1])
         self._base, self._base_by = self.committed, self._committed_by
         self._stored.clear()
         self._since, self._is_changed = now, True
@@ -390,7 +396,7 @@ class CoordinatorMachine:
             run=self.policy.run,
             number=self._number,
             life=peer.life,
-            attempt=self._attempt,
+            attempt=self.attempt,
             members=group.members,
             lives=group.lives,
             cut=group.cut,
