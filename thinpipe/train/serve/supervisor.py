@@ -48,6 +48,10 @@ _MOST_DESKS = 16  # conversations at a time
 _AGAIN_S = 2.0  # between attempts to reach a client
 
 
+class _Rejoined(Exception):
+    """A desk was given to the conversation of a run."""
+
+
 class Supervisor:
     """Takes offers and routes connections; one thread per conversation with a client."""
 
@@ -138,26 +142,30 @@ class Supervisor:
     def _converse(self, desk: Desk, fingerprint: bytes, client: Address | None) -> None:
         """Talk to one client until its run has ended here."""
         run, end = None, None
+        connected: Desk | None = desk
         try:
             run = self._agree(desk, fingerprint, client)
             if run is not None:
-                end, is_connected = run.wait(desk)
+                end, connected = run.wait(desk)
                 cause = end.get("cause") or end.get("done") or end.get("reject")
                 self._report(f"{run.text} " + (f"has ended: {one_line(str(cause))[:500]}" if cause else "is complete"))
-                if is_connected:
-                    desk.send(end=end)
+                if connected is not None:
+                    connected.send(end=end)
         except Rejected as error:
             self._report(f"rejected a run of {fingerprint_text(fingerprint)[:12]}: {error}")
             with suppress(Gone):
                 desk.send(reject=reason_of(error))
         except Gone as error:
             self._report(str(error))
+        except _Rejoined:
+            connected = None  # the conversation of the run has it
         except Exception as error:  # of one conversation: the server goes on
             self._report(f"a conversation with a client failed: {type(error).__name__}: {error}")
         finally:
             if run is not None:
                 self._forget(run)
-            desk.close()
+            if connected is not None:
+                connected.close()
             if end is not None:
                 self._ended(int(end.get("code", 2)))
 
@@ -174,6 +182,8 @@ class Supervisor:
                             f"{PROTOCOL}: install the same thinpipe"
                         )
                     desk.send(facts=facts_json(self._owner.facts))
+                elif "rejoin" in message and run is None:
+                    self._rejoin(desk, message["rejoin"], fingerprint)
                 elif "offer" in message and run is None:
                     run = self._begin(parse_offer(message["offer"]), fingerprint, client)
                     desk.send(accept=True)
@@ -194,6 +204,16 @@ class Supervisor:
             if run is not None:
                 self._forget(run)
             raise
+
+    def _rejoin(self, desk: Desk, name: Any, fingerprint: bytes) -> None:
+        """Give the desk to a run of this client that is here; raise _Rejoined if it has it."""
+        with self._lock:
+            mine = [each for each in self._runs.values() if each.roster.fingerprint(0) == fingerprint and each.started]
+        found = next((each for each in mine if each.offer.run == name), None)
+        desk.send(rejoined=found is not None)
+        if found is not None:
+            found.desks.put(desk)
+            raise _Rejoined
 
     def _begin(self, offer: Offer, fingerprint: bytes, client: Address | None) -> ServedRun:
         """Check an offer, and start the process of the run; raise Rejected if it is not possible."""
