@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from thinpipe.pipeline.order import Action
 from thinpipe.train.shaping import Queue
 
 Hop = tuple[int, int]  # from a stage to its neighbour
+Key = tuple[int, Literal["F", "B"]]  # a stage, and a forward or a backward of it
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Simulated:
 
 def simulate(
     orders: Mapping[int, Sequence[Action]],
-    costs: Mapping[tuple[int, str], ActionCost],
+    costs: Mapping[Key, ActionCost],
     links: Mapping[Hop, LinkCost] | None = None,
     *,
     end: StepEnd | None = None,
@@ -118,7 +119,7 @@ class _Run:
     def __init__(
         self,
         orders: Mapping[int, Sequence[Action]],
-        costs: Mapping[tuple[int, str], ActionCost],
+        costs: Mapping[Key, ActionCost],
         links: Mapping[Hop, LinkCost],
     ) -> None:
         self.workers = sorted(orders)
