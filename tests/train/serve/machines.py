@@ -34,7 +34,11 @@ class Machine:
         environment: Mapping[str, str] = MappingProxyType({}),
         **given: Any,
     ) -> Command:
-        environment = {**environment, "THINPIPE_HOME": str(self.folder / "key"), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        environment = {
+            **environment,
+            "THINPIPE_HOME": str(self.folder / "key"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
         environment |= {"COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[3]), "HF_HUB_OFFLINE": "1"}
         self.commands.append(
             Command([*command, *arguments], self.folder, len(self.commands), os.environ | environment, **given)

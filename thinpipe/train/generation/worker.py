@@ -186,7 +186,7 @@ class _Part:
         modules = cut_units(cut.units, cuts)
         indices = [stages_of(worker, world.workers, "client-server") for worker in range(world.workers)]
         parts = [[modules[index] for index in each] for each in indices]
-        cut.load_own(parts[me], parts)
+        cut.load_own(parts[me], parts=parts)
         for index in indices[me]:
             world.to_device(modules[index])
         cut.buffers_to(world.device)
