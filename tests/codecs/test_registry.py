@@ -105,7 +105,7 @@ def test_a_codec_of_a_module_encodes(own: None) -> None:
     codec = thinpipe.codec("own_codecs:Half")
     x = torch.tensor([1.0, 2.5, 3.0])
     assert codec.decode(codec.encode(x), torch.empty(3)).tolist() == [1, 2, 3]
-    assert link_codec("delta(own_codecs:Half)").change == codec
+    assert link_codec("own_codecs:Half").stateless_codec == codec
 
 
 @pytest.mark.parametrize(
