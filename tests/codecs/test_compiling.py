@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numba.core import caching
 
+from tests.preloaded import Program
 from thinpipe.codecs.kernels.cpu.compiling import jit
 
 LOOP = """
@@ -66,16 +66,12 @@ def test_on_a_full_disk_a_loop_runs_all_the_same(monkeypatch: pytest.MonkeyPatch
 def test_two_processes_that_compile_at_once_keep_both_results(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
 
-    def start(*types: str) -> subprocess.Popen[str]:
-        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import loop; print(loop.check(*{types}))"
-        environment = {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": str(Path(__file__).parents[2])}
-        return subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(*types: str) -> Program:
+        # As a new process would find it: numba reads the variable NUMBA_CACHE_DIR when it is imported.
+        settings = f"numba.config.CACHE_DIR = {str(tmp_path / 'kept')!r}; compiling.folder.cache_clear()"
+        program = f"import sys, numba; from thinpipe.codecs.kernels.cpu import compiling; {settings}; "
+        program += f"sys.path.insert(0, {str(tmp_path)!r}); import loop; print(loop.check(*{types}))"
+        return Program("-c", program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     both = [start(each) for each in ("int16", "float32")]
     assert [each.communicate(timeout=100)[0] for each in both] == ["0\n", "0\n"]

@@ -9,18 +9,26 @@ import pytest
 
 from tests.lab.ablation.helpers import FAKE_TRAIN, make_plan
 from tests.plots import shown
-from thinpipe.lab.ablation.results import Store, method_row, methods, rows_of, to_record
+from thinpipe.lab.ablation.results import Result, Store, method_row, methods, rows_of, to_record
 from thinpipe.lab.ablation.runner import carry_out
 from thinpipe.lab.ablation.summary import _line, plot_metric_against_bits, result_tables
 from thinpipe.lab.records.diff import compare
 from thinpipe.lab.records.report import plain_text
 
 
-@pytest.fixture
-def store(tmp_path: Path, fake_log: Path) -> Store:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
     """Three seeds of three codecs; of the second all fail, of the third one has not been run."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_TRAIN_LOG", str(folder / "fake_train.log"))
+        return list(carry_out(_runs(folder)[:-1], train=FAKE_TRAIN))
+
+
+@pytest.fixture
+def store(tmp_path: Path, results: list[Result]) -> Store:
     store = Store(tmp_path / "results.jsonl")
-    for result in carry_out(_runs(tmp_path)[:-1], train=FAKE_TRAIN):
+    for result in results:
         store.append(result)
     return store
 

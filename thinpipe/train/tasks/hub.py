@@ -111,13 +111,6 @@ def _not_here(error: Exception) -> str:
     return f"is not on this machine, and {_host()[0]} cannot be reached"
 
 
-def cached_models() -> list[Path]:
-    """Return the folders of all models in the hub's cache."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*"))
-
-
 def datasets_library() -> ModuleType:
     """Import and return the library ``datasets``, only when a task needs it."""
     try:
