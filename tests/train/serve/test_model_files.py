@@ -77,6 +77,7 @@ def test_from_scratch_with_the_description_alone(pool: Pool, home: Path, tmp_pat
     assert server.received == {"config": 0}
 
 
+@pytest.mark.parametrize("home", ["shards"], indirect=True)
 def test_evaluation_and_generation_with_adapters(pool: Pool, home: Path, tmp_path: Path) -> None:
     adapter = write_adapter(pool, home, tmp_path / "adapter")
     there = Offer(caches=tmp_path / "caches")
