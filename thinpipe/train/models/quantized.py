@@ -10,6 +10,7 @@ It multiplies with the dequantized weight, as bitsandbytes' own layer does. bits
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -23,6 +24,7 @@ from thinpipe.train.models.symbolic import is_symbolic
 
 BLOCK = 64  # weights with one scale; bitsandbytes' and QLoRA's size
 _BYTES = 0.5 + 4 / BLOCK  # of a weight
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels for inference on CPUs
 
 
 class NF4Linear(nn.Module):
