@@ -60,12 +60,12 @@ class _Product(torch.autograd.Function):
     """Multiplication with a 4-bit weight, which backward dequantizes again instead of keeping it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: NF4Linear) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, layer: NF4Linear) -> Tensor:
         ctx.layer = layer
         return functional.linear(x, layer.dequantized.to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.dequantized.to(gradient.dtype), None
 
 
