@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from thinpipe.links.activation_cache import check_samples
+from thinpipe.pipeline.delay import delay_ms
 from thinpipe.pipeline.shaped_stage import ShapedStage
 from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
 from thinpipe.version import __version__
@@ -27,6 +28,7 @@ class LinkedStage(ShapedStage):
         self._placement: dict[int, int] = {}  # the worker of each stage, as the links were set up for it
         self._actions_left = 0  # of the current step
         self._open = self._posted = False
+        self.delay_ms = 0.0  # of the slowest link to this worker, measured before the first step
         register(self)
 
     def set_samples(self, samples: Sequence[int] | Tensor) -> None:
@@ -109,7 +111,9 @@ class LinkedStage(ShapedStage):
         stages = [stage for stage in siblings_of(self) if stage._open and not stage._posted]
         if any(stage._unchecked for stage in stages):
             agree(self, (stage.links.traffic(stage.has_backward) for stage in stages))
+            self.delay_ms = delay_ms(self) if self.has_backward else 0.0
         for stage in stages:
+            stage.delay_ms = max(stage.delay_ms, self.delay_ms)
             stage._posted, stage._unchecked = True, False
             stage._actions_left = stage._chunks * stage._actions_per_chunk()
             stage.links.begin_messages(stage.has_backward, stage._chunks)

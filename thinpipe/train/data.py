@@ -109,12 +109,19 @@ def check_files(settings: Settings, world: World) -> None:
 
 
 def read_data(
-    task: Task, settings: Settings, world: World, companions: Path | None = None, *, trains: bool = True
+    task: Task,
+    settings: Settings,
+    world: World,
+    companions: Path | None = None,
+    *,
+    trains: bool = True,
+    loaded: tuple[Data, Facts] | None = None,
 ) -> tuple[Data | None, Facts]:
     """Load the data where it is needed, and return it (None elsewhere) with its facts.
 
     It is needed on the client, on the last worker of a linear pipeline, which computes the loss, and on every replica.
     ``companions``: the folder with the tokenizer that the run has saved; if given, the run continues with it.
+    ``loaded``: the result of an earlier call, on the workers that need the data.
     """
     source = settings.source
     if companions is not None:
@@ -123,8 +130,8 @@ def read_data(
     reads = world.is_client or (several_read(settings) and (is_end or settings.parallel == "data"))
 
     def read() -> tuple[Data, Facts] | None:
-        if not reads:
-            return None
+        if not reads or loaded is not None:
+            return loaded
         data, shape = _loaded(task, source)
         if trains and len(data.train) < settings.step_samples:
             batches = f" in {{accumulate}} {settings.accumulate} batches" if settings.accumulate > 1 else ""

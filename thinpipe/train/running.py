@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.comm.membership import PATIENCE_S, member
+from thinpipe.comm.membership import PATIENCE_S, is_served, member
 from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
@@ -189,6 +189,22 @@ class RunOptions:
         advanced=True,
         default=0,
     )
+    mirror_every: int | None = machine_option(
+        "Continue without a lost server: the state of all is copied to the client every N steps. More {servers} "
+        "than {workers} needs are spares.",
+        metavar="N",
+        default_text="a lost server ends the run",
+        rule=COUNT,
+        default=None,
+    )
+    min_servers: int | None = machine_option(
+        "Divide the layers among fewer servers, down to N, if a lost one does not come back within {patience}.",
+        metavar="N",
+        default_text="not divided again",
+        rule=COUNT,
+        per_machine=True,
+        default=None,
+    )
     patience_s: float = machine_option(
         "Seconds to wait for a missing or silent worker before the run is aborted.",
         name="patience",
@@ -201,6 +217,10 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.min_servers is not None and self.mirror_every is None:
+            raise OptionError(
+                "{min_servers} is for a run that continues without a lost server: give {mirror_every} too"
+            )
         if self.save is None and self.save_every is not None:
             raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
         if self.save is None and self.save_local:
@@ -240,6 +260,8 @@ class RunOptions:
         """Raise OptionError unless these options fit a run with these settings."""
         parallel = settings.parallel
         self.check_watchable(settings)
+        if self.mirror_every is not None and not is_served():
+            raise OptionError("{mirror_every} is for runs with servers of `thinpipe serve`: name them with {servers}")
         if self.export is not None:
             settings.check_export(merge=self.merge)
         if self.in_process:

@@ -221,6 +221,12 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
         default=False,
     )
+    compile: bool = training_option(
+        "Compile the blocks with torch.compile: a minute at the start; small microbatches on GPUs run faster.",
+        movable=True,
+        advanced=True,
+        default=False,
+    )
     seed: int = training_option(
         "Seed of weights, data and dropout.",
         metavar="N",

@@ -217,19 +217,28 @@ def _receive_state(
 
     ``kinds``: prefixes of the tensors to read.
     """
-    world, damage = engine.world, None
+    world, state = engine.world, State()
+    for part in manifest.parts:  # one at a time: all of them need not fit in the client's memory
+        tensors, damage = State(), None
+        if world.is_client:
+            try:
+                tensors = read_part(path, part, lambda name: name.startswith(kinds))
+            except DamagedError as error:
+                damage = str(error)
+        specs, damage = world.gather([specs_of(tensors), damage])[0]
+        if damage is not None:
+            return {}, damage
+        mine = [name for name in specs if belongs_here(engine, cuts.moved(name))]
+        state |= exchange_tensors(world, tensors, specs, mine)
+    return {cuts.moved(name): tensor for name, tensor in state.items()}, None
+
+
+def exchange_tensors(world: World, everything: State, specs: Mapping[str, Any], mine: list[str]) -> State:
+    """Return the tensors named in ``mine``; the client sends each other worker its own. A collective.
+
+    ``everything``: all tensors, on the client. ``specs``: their shapes and dtypes, on every worker.
+    """
     servers = range(1, world.workers)
-    everything: State = {}
-    if world.is_client:
-        try:
-            for part in manifest.parts:
-                everything |= read_part(path, part, lambda name: name.startswith(kinds))
-        except DamagedError as error:
-            damage = str(error)
-    specs, damage = world.gather([specs_of(everything), damage])[0]
-    if damage is not None:
-        return {}, damage
-    mine = [name for name in specs if belongs_here(engine, cuts.moved(name))]
     requested = world.gather(mine)
     if world.is_client:
         tensors = [[everything[name] for name in names] for names in requested]
@@ -245,7 +254,7 @@ def _receive_state(
     changed = [worker for worker in servers if received[worker - 1] != [sent[worker - 1]]]
     if changed:
         raise ValueError(f"the tensors of worker {changed[0]} were changed on their way from the client; try again")
-    return {cuts.moved(name): tensor for name, tensor in state.items()}, None
+    return state
 
 
 def first_units(engine: Engine) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -131,11 +132,15 @@ class Engine(ABC):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield each parameter once, even if two stages share it, as embeddings that are also the head's weights."""
-        for parameters in self.stage_parameters().values():
+        for parameters in self.stage_parameters.values():
             yield from parameters
 
+    @cached_property
     def stage_parameters(self) -> dict[int, list[nn.Parameter]]:
-        """Return the parameters of each stage here; one that two stages share belongs to the first."""
+        """The parameters of each stage here; one that two stages share belongs to the first.
+
+        Listed once: to search the modules in every step takes milliseconds.
+        """
         seen: set[int] = set()
         found: dict[int, list[nn.Parameter]] = {}
         for index, stage in self.stages.items():

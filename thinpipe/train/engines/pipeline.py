@@ -58,7 +58,8 @@ class PipelineEngine(Engine):
         own = stages_of(world.worker, world.workers, cutting.layout)
         mine = {index: cut.modules[index] for index in (own if cutting.in_process is None else range(self.stage_count))}
         check_stage_memory(mine.values(), world, units.saved_bytes(mine.values()))
-        units.load_own(mine.values(), world.device)
+        indices = [stages_of(worker, world.workers, cutting.layout) for worker in range(world.workers)]
+        units.load_own(mine.values(), world.device, [[cut.modules[index] for index in each] for each in indices])
         self.stages = {index: NamedModule.of(module, units.model) for index, module in mine.items()}
         for module in mine.values():
             world.to_device(module)
@@ -164,9 +165,9 @@ class PipelineEngine(Engine):
             self._begin_batch(number, len(batches))
             self._compute_batch(batch)
         # Average over chunks here, not in each stage as torch does: two stages may share a parameter.
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(chunks)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        if gradients and chunks > 1:
+            torch._foreach_div_(gradients, chunks)
         if not labels:
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
