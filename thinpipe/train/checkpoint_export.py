@@ -19,6 +19,7 @@ from thinpipe.train.checkpoints.manifest import Manifest
 from thinpipe.train.checkpoints.part import DamagedError
 from thinpipe.train.export import Export
 from thinpipe.train.models.adapters import adapt, adapter_names, merged
+from thinpipe.train.models.quantized import check_installed, quantized_and_back
 from thinpipe.train.models.save import check_new_folder
 from thinpipe.train.models.weights import release
 from thinpipe.train.preflight import Output, check_outputs
@@ -39,6 +40,7 @@ class CheckpointExport:
     path: Path
     manifest: Manifest
     merge: bool  # merge adapters into the model's weights
+    quantized: bool  # which the run held in 4 bits
     notices: list[str]
 
     @property
@@ -65,6 +67,8 @@ class CheckpointExport:
             for group in export.form.groups.values():  # only one group at a time is in memory
                 names = [name for name in group if name in missing]
                 values = export.untrained(names, self.built)
+                if self.quantized:
+                    values = quantized_and_back(values, self.built)
                 yield from (merged(self.built, values, adapters) if added else values).items()
                 if export.form.twin is not None and export.fill is not None:
                     release(export.form.twin, names)
@@ -84,6 +88,8 @@ def prepare_export(run: Path, directory: Path, moved: Mapping[str, Any], *, merg
     path, manifest, damages = newest_undamaged(run)
     settings = resolve_for_resume(read(Settings, moved), manifest.settings)
     settings.check_export(merge=merge)
+    if merge and settings.quantize is not None:
+        check_installed()
     task = find_task(settings.task)
     torch.manual_seed(settings.seed)
     built = task.build(_saved_shape(manifest, task, settings), settings.source)
@@ -95,7 +101,15 @@ def prepare_export(run: Path, directory: Path, moved: Mapping[str, Any], *, merg
     check_outputs([Output("DIR", directory, check_new_folder, export.bytes)])
     notices = [f"{each.name} is damaged: {damage}; taking {path.name}" for each, damage in damages]
     notices += [] if export.notice is None else [export.notice]
-    return CheckpointExport(export=export, built=built, path=path, manifest=manifest, merge=merge, notices=notices)
+    return CheckpointExport(
+        export=export,
+        built=built,
+        path=path,
+        manifest=manifest,
+        merge=merge,
+        quantized=merge and settings.quantize is not None,
+        notices=notices,
+    )
 
 
 def _saved_shape(manifest: Manifest, task: Task, settings: Settings) -> Shape:

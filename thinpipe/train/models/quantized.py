@@ -10,6 +10,7 @@ It multiplies with the dequantized weight, as bitsandbytes' own layer does. bits
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from thinpipe.options import OptionError
+from thinpipe.train.models.blocks import candidates
 from thinpipe.train.models.symbolic import is_symbolic
 
 BLOCK = 64  # weights with one scale; bitsandbytes' and QLoRA's size
 _BYTES = 0.5 + 4 / BLOCK  # of a weight
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of kernels for inference on CPUs
 
 
 class NF4Linear(nn.Module):
@@ -30,23 +33,19 @@ class NF4Linear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        from bitsandbytes.functional import quantize_4bit
-
-        codes, state = quantize_4bit(layer.weight.detach(), blocksize=BLOCK, quant_type="nf4")
+        codes, absmax = _quantized(layer.weight.detach())
         self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.weight.dtype
         # Parameters, not buffers: those are trained state, which checkpoints contain.
         self.weight = nn.Parameter(codes, requires_grad=False)
-        self.absmax = nn.Parameter(state.absmax, requires_grad=False)
+        self.absmax = nn.Parameter(absmax, requires_grad=False)
         self.bias = layer.bias
 
     @property
     def dequantized(self) -> Tensor:
         """The weight in the dtype that it had before."""
-        from bitsandbytes.functional import QuantState, dequantize_4bit, get_4bit_type
-
-        shape, code = torch.Size([self.out_features, self.in_features]), get_4bit_type("nf4", self.weight.device)
-        state = QuantState(self.absmax, shape=shape, code=code, blocksize=BLOCK, quant_type="nf4", dtype=self.dtype)
-        return dequantize_4bit(self.weight, state)
+        return _dequantized(self.weight, self.absmax, self.out_features * self.in_features, self.dtype).view(
+            self.out_features, self.in_features
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x):
@@ -61,12 +60,12 @@ class _Product(torch.autograd.Function):
     """Multiplication with a 4-bit weight, which backward dequantizes again instead of keeping it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: NF4Linear) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, layer: NF4Linear) -> Tensor:
         ctx.layer = layer
         return functional.linear(x, layer.dequantized.to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.dequantized.to(gradient.dtype), None
 
 
@@ -98,6 +97,17 @@ def dequantize(module: nn.Module) -> None:
                 setattr(parent, name, plain)
 
 
+def quantized_and_back(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return some tensors of a model, by plain name, with the values that its 4-bit layers multiply with."""
+    blocks = candidates(model)
+    layers = [f"{path}.{name}" for path, block in blocks.items() for name in _linear_names(block)]
+    held = {f"{layer.replace('.base_layer', '')}.weight" for layer in layers}
+    return {
+        name: _dequantized(*_quantized(each), each.numel(), each.dtype).view_as(each) if name in held else each
+        for name, each in tensors.items()
+    }
+
+
 def plain_tensors(tensors: Mapping[str, Tensor], modules: Iterable[nn.Module]) -> dict[str, Tensor]:
     """Return the tensors of modules as ``dequantize`` will leave them: for 4-bit weights, their shapes and dtypes."""
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, NF4Linear)]
@@ -111,6 +121,27 @@ def plain_tensors(tensors: Mapping[str, Tensor], modules: Iterable[nn.Module]) -
         return torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype, device="meta")
 
     return {name: plain(each) for name, each in tensors.items() if id(each) not in scales}
+
+
+def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes and scales. As one row: on CPUs bitsandbytes 0.50 decodes rows shorter than a block wrongly."""
+    from bitsandbytes.functional import quantize_4bit
+
+    codes, state = quantize_4bit(weight.reshape(1, -1), blocksize=BLOCK, quant_type="nf4")
+    return codes, state.absmax
+
+
+def _dequantized(codes: Tensor, absmax: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    from bitsandbytes.functional import QuantState, dequantize_4bit, get_4bit_type
+
+    code = get_4bit_type("nf4", codes.device)
+    state = QuantState(absmax, torch.Size([1, count]), code, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+    return dequantize_4bit(codes, state)
+
+
+def _linear_names(block: nn.Module) -> list[str]:
+    paths = {id(module): path for path, module in block.named_modules()}
+    return [f"{paths[id(parent)]}.{name}".removeprefix(".") for parent, name, _ in _frozen_linear(block)]
 
 
 def _frozen_linear(block: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
