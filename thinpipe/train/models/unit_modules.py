@@ -101,14 +101,25 @@ class TailUnit(_Unit):
     def __init__(self, cut: CutModel) -> None:
         super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
 
+    @property
+    def is_pointwise(self) -> bool:
+        """True if the logits of a position depend on the states of this position only."""
+        states, given = self.cut.live[-1], self.cut.side_inputs[-1]
+        return self.cut.takes_positions and len(states) == 1 and not given
+
     def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
         return self.logits(tensors, given=given)
 
     def logits(
-        self, tensors: Sequence[Tensor], positions: slice | None = None, given: Mapping[str, Tensor] | None = None
+        self,
+        tensors: Sequence[Tensor],
+        positions: slice | Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return the logits of all positions of a text, or of these."""
+        """Return the logits of all positions of a text, or of these; a tensor counts positions over all texts."""
         values, inputs = self.split(len(self.cut.blocks), tensors, given or {})
+        if isinstance(positions, Tensor):
+            values = {value: states.flatten(0, 1)[None] for value, states in values.items()}
         logits: Tensor = self.cut.between(values, inputs, None, positions)
         return logits
 
