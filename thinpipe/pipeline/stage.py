@@ -102,6 +102,10 @@ class PipelineStage(LocalStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.begin()
+        if self.links.is_known(fwd_chunk_id):
+            self.fwd_cache[fwd_chunk_id] = ((), [])
+            self.count_action()
+            return ()
         infos, link = self.args_recv_info[fwd_chunk_id], self.links.forward_recv
         if link:
             gradients = self.has_backward and torch.is_grad_enabled()

@@ -184,9 +184,10 @@ class _Part:
         bounds = [0, *(cut - 1 for cut in cuts)]
         self.blocks = range(bounds[1], bounds[-1]) if world.is_client else range(bounds[me], bounds[me + 1])
         modules = cut_units(cut.units, cuts)
-        mine = stages_of(me, world.workers, "client-server")
-        cut.load_own(modules[index] for index in mine)
-        for index in mine:
+        indices = [stages_of(worker, world.workers, "client-server") for worker in range(world.workers)]
+        parts = [[modules[index] for index in each] for each in indices]
+        cut.load_own(parts[me], parts=parts)
+        for index in indices[me]:
             world.to_device(modules[index])
         cut.buffers_to(world.device)
 

@@ -224,11 +224,6 @@ class PipelineBenchOptions:
         """Yield the codecs of both directions of each value of ``compress``."""
         for text in self.compress:
             forward, backward = map(link_codec, directions(text))
-            if forward.needs_samples:
-                raise OptionError(
-                    f"{text} sends changes of a sample since the last epoch, but here all steps have the same batch: "
-                    "measure it with thinpipe train, or use another codec"
-                )
             backward.check_direction("backward")
             yield from (*forward.codecs, *backward.codecs)
 

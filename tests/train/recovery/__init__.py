@@ -1,0 +1,1 @@
+"""The simulator of recovery and its tests."""
