@@ -13,6 +13,7 @@ from tests.scripts import ROOT, run_script
 
 EXAMPLES = ROOT / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+FOUR = ("-m", "torch.distributed.run", "--nproc-per-node=4")
 SIZES = r"(\d+) bytes of tensors, (\d+) on the wire"
 
 
@@ -22,6 +23,8 @@ SIZES = r"(\d+) bytes of tensors, (\d+) on the wire"
         ("compress_links", TORCHRUN, 4, (3.5, 4)),
         ("client_server", (), 6, (3.5, 4)),
         ("data_parallel", TORCHRUN, 1, (3.5, 4)),
+        ("mesh", FOUR, 8, (3.5, 4)),
+        ("mesh ddp", FOUR, 8, (3.5, 4)),
         ("own_codec", (), 1, (30, 32)),
     ],
 )
@@ -29,7 +32,8 @@ def test_example_learns_and_compresses(
     name: str, launcher: tuple[str, ...], links: int, ratio: tuple[float, float], tmp_path: Path
 ) -> None:
     temporary = {"TMPDIR": str(tmp_path)} if launcher else {}  # torchrun leaves a folder
-    code, output = run_script(*launcher, str(EXAMPLES / f"{name}.py"), **temporary)
+    script, *arguments = name.split()
+    code, output = run_script(*launcher, str(EXAMPLES / f"{script}.py"), *arguments, **temporary)
     assert code == 0, output
     losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", output)]
     assert len(losses) == 20

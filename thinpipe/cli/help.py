@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 NAMES = 26  # width of an option and its metavar; a longer one has its own line, above its text
 SETTINGS = {"max_content_width": 100}  # on a wide terminal
-MOST = 30
+MOST = 32
 HELP_ALL = "--help-all"
 
 

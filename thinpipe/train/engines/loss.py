@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.train.models.unit_modules import TailUnit
 from thinpipe.train.tasks.task import IGNORED
 
+_SPARSE = 0.75  # below this share of labelled positions logits of the others are left out
 PIECE = 1 << 26  # maximum number of logits in memory at once; more on a GPU with more than 16 GiB
 GPU_SHARE = 256  # bytes of a GPU's memory for each of these: about 5 % of it, with their gradients
 
@@ -44,6 +45,7 @@ class Loss:
         self._piece = piece_on(device) if piece is None else piece
         self._share = 1.0  # weight of one labelled position in the mean over a step, times chunks
         self._right: list[Tensor] = []
+        self._is_sparse = False
         self._samples = 0.0  # that one correct position counts as
 
     def begin(self, labels: Tensor, chunks: int, labelled: int | None = None, replicas: int = 1) -> None:
@@ -51,6 +53,7 @@ class Loss:
         total = max(count_labelled(labels) if labelled is None else labelled, 1)
         self._share = chunks * replicas / total
         self._samples = len(labels) * replicas / total
+        self._is_sparse = labels.dim() > 1 and count_labelled(labels) < _SPARSE * labels.numel()
         self._right = []
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -63,7 +66,13 @@ class Loss:
             assert isinstance(outputs, Tensor)
             self._right.append((outputs.argmax(-1) == labels).sum())
             return functional.cross_entropy(outputs.float(), labels)
-        pieces = list(self._pieces(labels))
+        if self._is_sparse and self._head is not None and self._head.is_pointwise:
+            labels = labels.flatten()[None]
+            labelled = (labels[0] != IGNORED).nonzero()[:, 0]
+            labelled = labelled if len(labelled) else labelled.new_zeros(1)  # the loss of a chunk without any is 0
+            pieces: list[Any] = [labelled[piece] for piece in self._pieces(labelled[None])]
+        else:
+            pieces = list(self._pieces(labels))
         total: Tensor | None = None
         for places in pieces:
             if len(pieces) == 1:
@@ -96,7 +105,7 @@ class Loss:
                 predictions.append(predicted)
         return torch.stack(losses).sum().item(), torch.cat(predictions, dim=1)[: len(labels)].cpu()
 
-    def _of(self, outputs: Any, labels: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+    def _of(self, outputs: Any, labels: Tensor, places: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return summed loss and predictions of these positions."""
         logits = self._logits(outputs, places)
         here = labels[:, places]
@@ -105,7 +114,7 @@ class Loss:
         )
         return loss, logits.detach().argmax(-1)
 
-    def _logits(self, outputs: Any, places: slice) -> Tensor:
+    def _logits(self, outputs: Any, places: slice | Tensor) -> Tensor:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._amp):
             logits: Tensor = outputs[:, places] if self._head is None else self._head.logits(outputs, places)
         return logits

@@ -221,6 +221,7 @@ class _Part:
                 packed = self.going.pack(head, replace(step, states=served(step)))
                 ring.busy_s[head.number > 1] += time.perf_counter() - began
                 ring.send(packed)
+                served.prepare(step)
             if not self._before_client:
                 ring.send(self.going.pack(message[0], None))
 

@@ -16,9 +16,10 @@ hold placeholders that only count tokens, from which the model's code derives th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.train.models.blocks import UncuttableError
-from thinpipe.train.models.cut import CutModel, Returned, Value, Values
+from thinpipe.train.models.cut import Call, CutModel, Returned, Value, Values
 from thinpipe.train.models.forward import intercepted, takes
 from thinpipe.train.models.rollback import cache_name, new_cache, roll_back, without_last
 from thinpipe.train.models.symbolic import symbolic
@@ -81,13 +82,18 @@ def _cut(model: nn.Module) -> CutModel:
     return cut
 
 
-def count_tokens(cache: Any, block: nn.Module, states: Tensor) -> None:
+def layers_of(block: nn.Module) -> list[int]:
+    """Return the numbers of the cache layers that a block uses."""
+    numbers = {getattr(module, name, None) for module in block.modules() for name in ("layer_idx", "layer_id")}
+    return sorted(number for number in numbers if isinstance(number, int))
+
+
+def count_tokens(cache: Any, layers: Iterable[int], states: Tensor) -> None:
     """Add the tokens of ``states`` to the cache layers of a remote block, as placeholders."""
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
     rows, tokens = states.shape[:2]
-    numbers = {getattr(module, name, None) for module in block.modules() for name in ("layer_idx", "layer_id")}
-    for layer in sorted(number for number in numbers if isinstance(number, int)):
+    for layer in layers:
         kind = cache.layers[layer] if layer < len(cache.layers) else None
         if isinstance(kind, LinearAttentionCacheLayerMixin):
             cache.update_conv_state(states.new_zeros(rows, 1, 1), layer)
@@ -100,36 +106,65 @@ class ServedBlocks:
 
     def __init__(self, cut: CutModel, blocks: range) -> None:
         self.cut, self.blocks = cut, blocks
+        self._elsewhere = [n for i, block in enumerate(cut.blocks) if i not in blocks for n in layers_of(block)]
         self.begin()
 
     def begin(self, *, rewindable: bool = False) -> None:
         """Start a new batch of texts with an empty cache."""
         self._cache = new_cache(self.cut.model, rewindable=rewindable)
         self._mask: Tensor | None = None
+        self._prepared: tuple[Step, list[Call]] | None = None
+
+    @torch.no_grad()
+    def prepare(self, step: Step) -> None:
+        """Compute the other arguments of the blocks for the likely next step, while its states are on their way."""
+        if step.rejected is None:
+            ones = None if step.mask is None else torch.ones_like(step.mask[:, -1:])
+            positions = None if step.positions is None else step.positions[:, -1:] + 1
+            likely = Step(states=tuple(each[:, -1:] for each in step.states), mask=ones, positions=positions)
+            self._prepared = likely, self._calls(likely)
+
+    def _calls(self, step: Step) -> list[Call]:
+        """Return the arguments of all blocks."""
+        cut = self.cut
+        inputs = {cut.input_names[0]: symbolic(step.states[0].shape[:2], torch.int64, step.states[0].device)}
+        options: dict[str, Any] = {cache_name(cut.model): self._cache, "use_cache": True}
+        if step.mask is not None:
+            options["attention_mask"] = self._mask_with(step.mask)
+        if step.positions is not None:
+            options["position_ids"] = step.positions
+        return cut.calls(inputs, options)
+
+    def _mask_with(self, new: Tensor) -> Tensor:
+        return new if self._mask is None else torch.cat([self._mask, new], dim=1)
 
     @torch.no_grad()
     def __call__(self, step: Step) -> tuple[Tensor, ...]:
-        cut, (rows, tokens) = self.cut, step.states[0].shape[:2]
-        inputs = {cut.input_names[0]: symbolic((rows, tokens), torch.int64, step.states[0].device)}
-        options: dict[str, Any] = {cache_name(cut.model): self._cache, "use_cache": True}
+        cut, prepared = self.cut, self._prepared
+        self._prepared = None
         if step.rejected is not None:
             roll_back(self._cache, step.rejected)
             self._mask = None if self._mask is None else without_last(self._mask, step.rejected)
+        calls = prepared[1] if prepared is not None and _is_same(prepared[0], step) else self._calls(step)
         if step.mask is not None:
-            self._mask = step.mask if self._mask is None else torch.cat([self._mask, step.mask], dim=1)
-            options["attention_mask"] = self._mask
-        if step.positions is not None:
-            options["position_ids"] = step.positions
-        calls = cut.calls(inputs, options)
+            self._mask = self._mask_with(step.mask)
         values: Values = dict(zip(cut.live[self.blocks.start], step.states, strict=True))
         for number in self.blocks:
             args, kwargs = calls[number].filled(values)
             leaves = pytree.tree_leaves(cut.blocks[number](*args, **kwargs))
             values |= {Value("output", number, i): leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-        for number, block in enumerate(cut.blocks):
-            if number not in self.blocks:
-                count_tokens(self._cache, block, step.states[0])
+        count_tokens(self._cache, self._elsewhere, step.states[0])
         return tuple(values[value] for value in cut.live[self.blocks.stop])
+
+
+def _is_same(likely: Step, step: Step) -> bool:
+    """Return True if the other arguments of blocks are the same for both steps."""
+
+    def same(one: Tensor | None, other: Tensor | None) -> bool:
+        return one is other if one is None or other is None else torch.equal(one, other)
+
+    shapes = likely.states[0].shape[:2] == step.states[0].shape[:2]
+    return shapes and step.rejected is None and same(likely.mask, step.mask) and same(likely.positions, step.positions)
 
 
 @contextmanager
@@ -138,6 +173,12 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
     given: dict[str, Any] = {}  # arguments of the forward in progress
     values: Values = {}
     returns: list[Returned] = []
+    name = cache_name(cut.model)
+    layers = {number: layers_of(cut.blocks[number]) for number in blocks}
+
+    @lru_cache(maxsize=2)  # the same for every token after the first
+    def returned(rows: int, tokens: int) -> list[Returned]:
+        return cut.returned(rows, tokens)
 
     def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given.clear()
@@ -154,7 +195,7 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
         mask, positions = given.get("attention_mask"), given.get("position_ids")
         step = Step(states=states, mask=None if mask is None else mask[:, -tokens:], positions=positions)
         values.update(zip(cut.live[blocks.stop], elsewhere(step), strict=True))
-        returns[:] = cut.returned(rows, tokens)
+        returns[:] = returned(rows, tokens)
         for number in blocks:
             for i, leaf in enumerate(returns[number].leaves):
                 if isinstance(leaf, Tensor):  # used nowhere else; expanded zeros take no memory
@@ -172,7 +213,7 @@ def blocks_elsewhere(cut: CutModel, blocks: range, elsewhere: Elsewhere) -> Iter
             note("argument", number, (args, kwargs))
             hand_over()
         states = values[cut.live[blocks.start][0]]
-        count_tokens(given[cache_name(cut.model)], block, states)
+        count_tokens(given[name], layers[number], states)
         return returns[number].filled(number, values, states.device)
 
     hook = cut.model.register_forward_pre_hook(on_forward, with_kwargs=True)

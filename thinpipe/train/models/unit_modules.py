@@ -111,15 +111,24 @@ class TailUnit(_Unit):
         super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
         self._chains: dict[Any, Chain | None] = {}
 
+    @property
+    def is_pointwise(self) -> bool:
+        """True if the logits of a position depend on the states of this position only."""
+        states, given = self.cut.live[-1], self.cut.side_inputs[-1]
+        return self.cut.takes_positions and len(states) == 1 and not given
+
     def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
         return self.logits(tensors, given=given)
 
     def logits(
-        self, tensors: Sequence[Tensor], positions: slice | None = None, given: Mapping[str, Tensor] | None = None
+        self,
+        tensors: Sequence[Tensor],
+        positions: slice | Tensor | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return the logits of all positions of a text, or of these."""
+        """Return the logits of all positions of a text, or of these; a tensor counts positions over all texts."""
         live = self.cut.live[-1]
-        if len(live) > 1 or self.asks:
+        if len(live) > 1 or self.asks or isinstance(positions, Tensor):
             return self._run(tensors, positions, given or {})
         states = tensors[0]
         if positions is not None and positions.indices(states.shape[1]) == (0, states.shape[1], 1):
@@ -134,8 +143,10 @@ class TailUnit(_Unit):
         chain = self._chains[key]
         return self._run(tensors, positions, {}) if chain is None else chain(states, positions)
 
-    def _run(self, tensors: Sequence[Tensor], positions: slice | None, given: Mapping[str, Tensor]) -> Tensor:
+    def _run(self, tensors: Sequence[Tensor], positions: slice | Tensor | None, given: Mapping[str, Tensor]) -> Tensor:
         values, inputs = self.split(len(self.cut.blocks), tensors, given)
+        if isinstance(positions, Tensor):
+            values = {value: states.flatten(0, 1)[None] for value, states in values.items()}
         logits: Tensor = self.cut.between(values, inputs, None, positions)
         return logits
 
