@@ -51,11 +51,6 @@ class Units:
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(device)
 
-    def compile(self) -> None:
-        """Compile the blocks with torch.compile: fewer and larger GPU kernels, for one shape of chunks."""
-        for unit in self.units[1:-1]:
-            unit.compile(dynamic=False)
-
     def load_own(self, modules: Iterable[nn.Module]) -> None:
         """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names."""
         if self.load is None:
