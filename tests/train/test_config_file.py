@@ -70,6 +70,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam_betas": ("0.9,0.95", ADAMW),
     "amp": (True, {}),
     "recompute": (True, {}),
+    "compile": (True, {}),
     "seed": (4_294_967_295, {}),
     "device": ("cpu", {}),
     "threads": (1, {}),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -34,6 +34,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.units = nn.ModuleList(units)
         self.plan = plan  # the model and its cuts, which workers compare before the first step
+        self.calls: list[Callable[..., Any]] = list(units)  # in place of units; one call may stand for several
 
     @property
     def asks(self) -> set[str]:
@@ -44,7 +45,7 @@ class StageModule(nn.Module):
         return {name for unit in self.units for name in getattr(unit, "asks", ())}
 
     def forward(self, *values: Any, **inputs: Any) -> Any:
-        for unit in self.units:
+        for unit in self.calls:
             output = unit(*values, **{name: inputs[name] for name in getattr(unit, "asks", ())})
             values = output if isinstance(output, tuple) else (output,)
         # Tensors sent are contiguous, whatever memory format the layers use: torch compares strides.

@@ -15,6 +15,7 @@ from thinpipe.comm.group import DisagreementError
 from thinpipe.comm.membership import print_remote
 from thinpipe.train.checkpoints.folder import companions_of
 from thinpipe.train.data import Facts
+from thinpipe.train.engines.compiled import compile_blocks
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.partitioned_model import CacheOptions
@@ -85,6 +86,8 @@ def prepare(
     if keeper is not None:
         fill = keeper.loader(fill)
     engine = _make_engine(adapted.model, fill, task, settings, running, world, facts)
+    if settings.compile:
+        world.together(lambda: compile_blocks([stage.module for stage in engine.stages.values()]))
     world.together(all_loaded)
     print_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
@@ -109,8 +112,6 @@ def _make_engine(
     names = {"names": INPUTS} if facts.shape.packed else {}
     model = world.together(lambda: cut_model(adapted, chunk, fill, amp=settings.amp, **names))
     model = replace(model, quantized=settings.quantize is not None)
-    if settings.compile:
-        model.compile()
     make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(

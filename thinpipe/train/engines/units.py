@@ -55,11 +55,6 @@ class Units:
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(device)
 
-    def compile(self) -> None:
-        """Compile the blocks with torch.compile: fewer and larger GPU kernels, for one shape of chunks."""
-        for unit in self.blocks:
-            unit.compile(dynamic=False)
-
     def load_own(
         self,
         modules: Iterable[StageModule],

@@ -94,7 +94,7 @@ class CutModel:
         generates: Any = getattr(model, "can_generate", None)
         self.takes_positions = takes(model, "logits_to_keep") and generates is not None and bool(generates())
         with zeros_for_meta(model):
-            self._example = trace = self.trace(inputs)
+            self.example = trace = self.trace(inputs)
             self.from_head = self._from_head(trace, inputs)
             self.live, self.side_inputs = self._liveness(trace, inputs)
             parts, self.in_no_unit = self._parts()
@@ -169,7 +169,7 @@ class CutModel:
             is_state = isinstance(leaf, Tensor) and leaf.shape[:2] == self.shapes[0][1]
             return torch.empty((rows, tokens, *leaf.shape[2:]), dtype=leaf.dtype, device="meta") if is_state else leaf
 
-        return [Returned([resized(leaf) for leaf in each.leaves], each.spec) for each in self._example.returns]
+        return [Returned([resized(leaf) for leaf in each.leaves], each.spec) for each in self.example.returns]
 
     def _shapes_returned(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
         """Return what a block returns and its FLOPs, which are counted for the example only."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -82,19 +81,13 @@ class BlockUnit(_Unit):
             self.parts = nn.ModuleList()  # the code after the last block belongs to the tail
         self.number = number
         self.block = cut.blocks[number]
-        self._compiled: list[Any] = []  # in a list, because a compiled module is a module with the same parameters
-
-    def compile(self, **options: Any) -> None:
-        """Compile the block for training. Evaluations, of other shapes, run it as it is."""
-        self._compiled = [torch.compile(self.block, **options)]
 
     def forward(self, *tensors: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
         cut, number = self.cut, self.number
         values, inputs = self.split(number, tensors, given)
         trace = cut.trace(inputs)
         args, kwargs = trace.calls[number].filled(values)
-        (block,) = self._compiled if self._compiled and torch.is_grad_enabled() else [self.block]
-        returned = pytree.tree_leaves(block(*args, **kwargs))
+        returned = pytree.tree_leaves(self.block(*args, **kwargs))
         values |= {Value("output", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
         following = number + 1
         if following < len(cut.blocks) and cut.is_glued(following, trace):

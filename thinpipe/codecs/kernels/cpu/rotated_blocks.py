@@ -51,20 +51,21 @@ def encode_coded(x: Tensor, wire: Tensor, budget: int, channels: int, inner: int
     values, blocks = array_of(x), -(-x.numel() // CODED_BLOCK)
     means = _means_of_channels(values, channels, inner)
     spread, run = _spread_means(-means, inner)
-    energies, sizes, scales = np.empty(blocks, np.int32), np.empty(blocks, np.int32), np.empty(blocks, np.uint16)
+    found, sizes, scales = np.empty((3, blocks), np.int32), np.empty(blocks, np.int32), np.empty(blocks, np.uint16)
     parallel(
-        lambda first, last: find_energies(values, spread, energies, first, last, run, seed),
+        lambda first, last: find_energies(values, spread, found, first, last, run, seed),
         tile_shares(values.size, UNIT),
     )
-    allot(energies, size_table(_CPU).numpy(), budget, sizes)
+    allot(found[0], size_table(_CPU).numpy(), budget, sizes)
     header, size_bytes, payload = np.split(wire.numpy(), sections(blocks, channels))
     size_bytes[:blocks], size_bytes[blocks:] = sizes, 0
     starts = _starts(sizes)
     payload[4 * starts[-1] :] = 0
-    forms, steps = (each.numpy() for each in form_table(_CPU))
+    numbers, steps = (each.numpy() for each in form_table(_CPU))
+    forms = np.column_stack([numbers, steps.view(np.int32)])
     parallel(
         lambda first, last: encode_coded_blocks(
-            values, spread, scales, starts, payload, first, last, run, forms, steps, unbiased, seed
+            values, spread, found, scales, starts, payload, first, last, run, forms, unbiased, seed
         ),
         tile_shares(values.size, UNIT),
     )
@@ -107,7 +108,7 @@ def _spread_means(means: np.ndarray, inner: int) -> tuple[np.ndarray, int]:
     if inner >= _RUN:
         return means, inner
     every = np.repeat(means, inner) if means.size else np.zeros(1, np.float32)
-    return np.resize(every, every.size + UNIT), 1
+    return every[np.arange(every.size + UNIT) % every.size], 1
 
 
 def _write_header(header: np.ndarray, means: np.ndarray, scales: np.ndarray, seed: int) -> None:

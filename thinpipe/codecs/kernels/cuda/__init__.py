@@ -145,7 +145,8 @@ def encode_coded(x: Tensor, wire: Tensor, budget: int, channels: int, inner: int
     sizes = allot_coded(energies, counts, budget)
     wire[2 * channels :].zero_()  # padding and the unused end: only the device knows where the last block ends
     forms = rice.forms_on(x.device)
-    arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, channels, length, _signed(seed))
+    gathered, _, _ = rice.masked_on(x.device)
+    arguments = (x, n, wire, means, sizes, starts_of(sizes), forms, gathered, channels, length, _signed(seed))
     launch(Launch(rice.encode_coded_kernel, blocks, arguments, (form + rotated.UNBIASED * unbiased,), ONE_WARP))
 
 
@@ -169,7 +170,8 @@ def decode_coded(wire: Tensor, out: Tensor, budget: int, channels: int, inner: i
     means, (first, _) = _load_means(wire, channels, form, length), sections(blocks, channels)
     sizes = known_sizes(wire.device)[wire[first : first + blocks].int()]
     forms = rice.forms_on(wire.device)
-    arguments = (wire, out, n, means, sizes, starts_of(sizes), forms, budget, channels, length)
+    _, scattered, spread = rice.masked_on(wire.device)
+    arguments = (wire, out, n, means, sizes, starts_of(sizes), forms, scattered, spread, budget, channels, length)
     launch(Launch(rice.decode_coded_kernel, blocks, arguments, (form,), ONE_WARP))
 
 

@@ -28,7 +28,7 @@ from thinpipe.codecs.kernels.cuda.rotated_blocks import (
     nearest_bfloat16,
     store_seed,
 )
-from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_16_bits, store_16_bits
+from thinpipe.codecs.kernels.cuda.tiles import butterflies, load_16_bits, spread, store_16_bits
 from thinpipe.codecs.layout import GAUSS_ENERGY
 
 TILE = tl.constexpr(golomb_rice.CODED_BLOCK)
@@ -46,6 +46,9 @@ CHUNK = tl.constexpr(4096)  # energies per step of the prefix sum
 ENERGIES = tl.constexpr(triton.cdiv(golomb_rice.HIGHEST_ENERGY + golomb_rice.TURNS, CHUNK.value) * CHUNK.value)
 SIZES = tl.constexpr(1024)  # per program
 COLUMNS = tl.constexpr(4)  # of the table of forms
+GROUPS = tl.constexpr(golomb_rice.CODED_BLOCK // 8)  # of 8 neighbouring values of a block, one per thread
+LANES = tl.constexpr(0x0101010101010101)
+PACK = tl.constexpr(0x0102040810204080)  # the product with 8 bytes of one bit each has these bits in its highest byte
 
 
 @cache
@@ -53,6 +56,25 @@ def forms_on(device: torch.device) -> Tensor:
     """Return the table of forms by size: low, high, rest and the bit pattern of the step."""
     numbers, steps = golomb_rice.form_table(device)
     return torch.cat([numbers, steps.view(torch.int32)[:, None]], 1)
+
+
+@cache
+def masked_on(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return three tables: bits gathered and scattered by a mask, at 256 * mask + bits; and a byte for each bit."""
+    mask, bits = torch.arange(256)[:, None], torch.arange(256)[None, :]
+    gathered, scattered, rank = (
+        torch.zeros(256, 256, dtype=torch.int64),
+        torch.zeros(256, 256, dtype=torch.int64),
+        0 * mask,
+    )
+    for place in range(8):
+        one = (mask >> place) & 1
+        gathered |= one * ((bits >> place) & 1) << rank
+        scattered |= one * ((bits >> rank) & 1) << place
+        rank = rank + one
+    spread = sum(((torch.arange(256) >> place) & 1) << (8 * place) for place in range(8))
+    assert isinstance(spread, Tensor)
+    return gathered.byte().flatten().to(device), scattered.byte().flatten().to(device), spread.to(device)
 
 
 @cache
@@ -156,25 +178,53 @@ def _magnitudes(values, inverse, step, low, high, most):
 
 
 @triton.jit
-def _store_rest(wire, more, rest):
+def _ones_of(mask):
+    """Return the number of ones of masks of 8 bits."""
+    pairs = mask - ((mask >> 1) & 0x55)
+    fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
+    return (fours + (fours >> 4)) & 15
+
+
+@triton.jit
+def _above(numbers, limit):
+    """Return a mask of 8 bits: which bytes of 64-bit words, all below 128, are above a limit."""
+    flags = ((numbers + tl.full([], LANES, tl.int64) * (127 - limit)) >> 7) & LANES
+    return ((flags * PACK) >> 56).to(tl.int32) & 255
+
+
+@triton.jit
+def _store_rest(wire, more, rest, gathered):
     """Store the unary codes of all n >= 0 in ``more``, n ones and a zero each, interleaved: first bits first.
 
-    The unused end of the rest must be zero already.
+    8 neighbouring values are one mask. In every turn the bits to write are the mask of the values with a one, gathered
+    at the ones of the mask of those with a bit. The unused end of the rest must be zero already.
     """
+    bits = tl.reshape(tl.maximum(more + 1, 0), [GROUPS, 8]).to(tl.int64)
+    numbers = spread(tl.sum(bits << (8 * tl.arange(0, 8)).to(tl.int64)[None, :], axis=1), GROUPS)
     word, unfinished, written = 0, 0, 0
     turns = tl.where(rest > 0, tl.max(more, axis=0) + 1, 0)
+    present = _above(numbers, 0)
     for turn in range(turns):
-        present = (more >= turn).to(tl.int32)
-        place = written + tl.cumsum(present, 0) - 1
-        written += tl.sum(present, axis=0)
-        ones = tl.where(more > turn, 1 << (place & 31), 0)
+        following = _above(numbers, turn + 1)
+        ones = tl.load(gathered + (present << 8) + following).to(tl.int32)
+        count = _ones_of(present)
+        place = written + tl.cumsum(count, 0) - count
+        written += tl.sum(count, axis=0)
         while word < written >> 5:
-            _store_32_bits(wire, word, unfinished | tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0))
+            _store_32_bits(wire, word, unfinished | _bits_in(ones, place - 32 * word))
             word += 1
             unfinished = 0
-        unfinished |= tl.sum(tl.where(place >> 5 == word, ones, 0), axis=0)
+        unfinished |= _bits_in(ones, place - 32 * word)
+        present = following
     if word < rest:
         _store_32_bits(wire, word, unfinished)
+
+
+@triton.jit
+def _bits_in(bits, place):
+    """Return a word of 32 bits with up to 8 bits of each group at its place; those outside are left out."""
+    left, right = tl.minimum(tl.maximum(place, 0), 31), tl.minimum(tl.maximum(-place, 0), 31)
+    return tl.sum(tl.where(place < 32, (bits << left) >> right, 0), axis=0)
 
 
 @triton.jit
@@ -185,7 +235,7 @@ def _store_32_bits(wire, index, bits):
 
 
 @triton.jit(do_not_specialize=["n", "channels", "length", "seed"])
-def encode_coded_kernel(x, n, wire, means, sizes, starts, forms, channels, length, seed, FORM: tl.constexpr):
+def encode_coded_kernel(x, n, wire, means, sizes, starts, forms, gathered, channels, length, seed, FORM: tl.constexpr):
     """Encode one block per program.
 
     The wire after the means must hold zeros: the gaps between the parts of blocks are not written.
@@ -223,7 +273,7 @@ def encode_coded_kernel(x, n, wire, means, sizes, starts, forms, channels, lengt
         if bit <= low + high:
             packed = tl.sum(((pieces >> bit) & 1) << tl.arange(0, 8)[:, None], axis=0)
             tl.store(payload + bit * PIECE + tl.arange(0, PIECE), packed.to(tl.uint8))
-    _store_rest(payload + (low + high + 1) * PIECE, more, rest)
+    _store_rest(payload + (low + high + 1) * PIECE, more, rest, gathered)
 
 
 @triton.jit
@@ -232,26 +282,46 @@ def _padded(blocks):
 
 
 @triton.jit
-def _load_rest(wire, capacity, present, bits):
-    """Decode the unary codes of the values that are present: the inverse of _store_rest.
+def _load_rest(wire, end, present, scattered, bytes_of):
+    """Decode the unary codes of the values in the masks ``present``: the inverse of _store_rest, a byte for each value.
 
-    Places from ``bits`` or ``capacity`` on read as zeros.
+    Places from ``end`` on, in bits, read as zeros.
     """
-    more, count, read, turn = tl.zeros([TILE], tl.int32), tl.sum(present, axis=0), 0, 0
-    while (count > 0) & (turn < MOST_STEPS):
-        place = read + tl.cumsum(present, 0) - 1
-        there = (present > 0) & (place < bits) & (place >> 3 < capacity)
-        byte = tl.load(wire + (place >> 3), mask=there, other=0).to(tl.int32)
-        read += count
-        present = (byte >> (place & 7)) & 1
-        more += present
-        count = tl.sum(present, axis=0)
+    more, read, turn = tl.zeros([GROUPS], tl.int64), 0, 0
+    count = _ones_of(present)
+    total = tl.sum(count, axis=0)
+    while (total > 0) & (turn < MOST_STEPS):
+        place = read + tl.cumsum(count, 0) - count
+        byte = place >> 3
+        bits = tl.load(wire + byte, mask=(count > 0) & (place < end), other=0).to(tl.int32)
+        bits |= tl.load(wire + byte + 1, mask=(count > 0) & (8 * byte + 8 < end), other=0).to(tl.int32) << 8
+        bits = (bits >> (place & 7)) & ((1 << tl.minimum(tl.maximum(end - place, 0), 8)) - 1)
+        present = tl.load(scattered + (present << 8) + bits).to(tl.int32)
+        more += tl.load(bytes_of + present)
+        read += total
+        count = _ones_of(present)
+        total = tl.sum(count, axis=0)
         turn += 1
     return more
 
 
+@triton.jit
+def _values_with_rest(payload, capacity, low, high, rest):
+    """Return masks of 8 neighbouring values whose high bits are all ones, if the block has a rest."""
+    group = tl.arange(0, GROUPS)[:, None]
+    bit = tl.arange(0, 8)[None, :]
+    at = 8 * (group % (PIECE // 8)) + bit
+    piece = group // (PIECE // 8)
+    first, last = low * PIECE + at, (low + high - 1) * PIECE + at
+    ones = tl.load(payload + first, mask=(rest > 0) & (first < capacity), other=0)
+    ones &= tl.load(payload + last, mask=(rest > 0) & (last < capacity), other=0)
+    return tl.sum(((ones.to(tl.int32) >> piece) & 1) << bit, axis=1)
+
+
 @triton.jit(do_not_specialize=["n", "budget", "channels", "length"])
-def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, budget, channels, length, FORM: tl.constexpr):
+def decode_coded_kernel(
+    wire, out, n, means, sizes, starts, forms, scattered, bytes_of, budget, channels, length, FORM: tl.constexpr
+):
     """Decode one block per program: the inverse of encode_coded_kernel.
 
     On a damaged wire blocks may reach beyond its end, where it reads as zeros.
@@ -270,8 +340,11 @@ def decode_coded_kernel(wire, out, n, means, sizes, starts, forms, budget, chann
     codes = tl.reshape(pieces, [TILE])
     negative, magnitudes = codes >> (low + high), codes & ((1 << (low + high)) - 1)
     behind = (low + high + 1) * PIECE
-    present = ((rest > 0) & (magnitudes >> low == (1 << high) - 1)).to(tl.int32)
-    magnitudes += _load_rest(payload + behind, capacity - behind, present, 32 * rest) << low
+    present = _values_with_rest(payload, capacity, low, high, rest)
+    end = tl.minimum(32 * rest, tl.maximum(8 * (capacity - behind), 0)).to(tl.int32)
+    more = _load_rest(payload + behind, end, present, scattered, bytes_of)
+    added = (more[:, None] >> (8 * tl.arange(0, 8)).to(tl.int64)[None, :]).to(tl.int32) & 255
+    magnitudes += tl.reshape(added, [TILE]) << low
     scale = (load_16_bits(wire + 2 * channels, block, block < blocks) << 16).to(tl.float32, bitcast=True)
     rows = (2 * magnitudes + 1).to(tl.float32) * tl.where(negative > 0, -scale, scale)
     start = block * TILE
