@@ -53,7 +53,7 @@ def test_signatures() -> None:
 
 # Lines of each layer; a change that needs more says why and raises its number here.
 # Included: encrypted links 2,300 (library), servers 2,620 and fine-tuning 830 (train), both together 400 (cli).
-BUDGETS = {"library": 18_960, "train": 18_150, "lab": 6_910, "cli": 2_370}
+BUDGETS = {"library": 18_960, "train": 18_290, "lab": 6_910, "cli": 2_370}
 
 
 def layer(path: Path) -> str:

@@ -126,15 +126,12 @@ class CachedFolder:
         """Open the weight file, and read which blocks it has; replace one of another layout, or without a list."""
         path, header = self.folder / self.files.weight_file, self._layout.header
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        if path.is_file() and not path.is_symlink():
-            self._data = os.open(path, flags, 0o600)
-            is_same = os.fstat(self._data).st_size == self._layout.bytes
-            if is_same and os.pread(self._data, len(header), 0) == header and self._read_blocks():
-                return
-            os.close(self._data)
-        path.unlink(missing_ok=True)  # a new file: the old one may be mapped
+        self._data = os.open(path, flags, 0o600)
+        is_same = os.fstat(self._data).st_size == self._layout.bytes
+        if is_same and os.pread(self._data, len(header), 0) == header and self._read_blocks():
+            return
+        os.close(self._data)
+        path.unlink()  # a new file: the old one may be mapped
         self._data = os.open(path, flags | os.O_EXCL, 0o600)
         os.truncate(self._data, self._layout.bytes)
         write_all(self._data, memoryview(header), 0)

@@ -231,6 +231,8 @@ class _Report:
         leave(code)
 
     def _send(self, **message: Any) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # the supervisor ends a process that has reported its end
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:  # the supervisor ends a process that has reported its end
+                signal.signal(number, signal.SIG_IGN)
         with suppress(OSError):  # the supervisor is gone
             self.pipe.send(**message)
