@@ -71,6 +71,10 @@ class Place(Machine):
         """Take another address, as in another network: packets to the old one arrive nowhere, without an error."""
         _inside(self.namespace, "ip address flush dev wan", f"ip address add {address}/24 dev wan")
 
+    def is_connected(self, address: str) -> bool:
+        """Return True if a connection of this namespace has an address here."""
+        return f" {address}:" in _run("ip", "netns", "exec", self.namespace, "ss", "-Htn", "state", "established")
+
     def listeners(self) -> list[str]:
         """Return the addresses that listen for TCP in this namespace, as ``ss`` lists them."""
         listed = _run("ip", "netns", "exec", self.namespace, "ss", "-Htln")

@@ -6,11 +6,12 @@ import os
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.train.serve.machines import DIGITS, LIMIT_S, Command, Machine, machines
+from tests.train.serve.machines import DIGITS, LIMIT_S, Command, Machine, machines, until
 from tests.train.serve.nat import LACKS, Place, internet
 from tests.train.tasks.written import write_language_model
 from thinpipe.lab.records.record import Record
@@ -152,7 +153,8 @@ def test_the_dialling_machine_moves_to_other_addresses_in_the_middle_of_steps(tm
         for move in range(MOVES):
             command.shows(f"epoch +{2 * move + 1}/{2 * MOVES + 1}")
             time.sleep(drawn.uniform(0, 0.2))
-            mover.move(f"198.51.100.{100 + move}")
+            mover.move(address := f"198.51.100.{100 + move}")
+            until(partial(mover.is_connected, address), LIMIT_S, lambda: command.err + serving.err)
         wait_for(command, [serving])
         assert serving.wait() == 0, serving.err
         local = client.type("train", *run, "--workers", "2", "--json", "local.json")
