@@ -18,8 +18,9 @@ test: .venv/compiled
 # Breaks so many small runs, each in one way that the seed says: docs/faults.md.
 N ?= 50
 SEED ?= 0
+TRANSPORT ?= gloo
 faults: .venv/installed
-	$(BIN)/python -m tests.faults --count $(N) --seed $(SEED)
+	$(BIN)/python -m tests.faults --count $(N) --seed $(SEED) --transport $(TRANSPORT)
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ _NOTES = re.compile(
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not"
     r"|worker \d+ \(.*\) is here|\d+ of \d+ servers are here|workers \d+ and \d+ do not reach|no connection to worker"
     r"|connected to|  thinpipe serve|.*; trying again|worker \d+ needs|listening at port"
-    r"|client \S+ has connected|run \w+ \(train\) of|weights of|comparing|a connection of another worker)"
+    r"|client \S+ has connected|run \w+ \(train\) of|weights of|comparing|\d+ blocks in|a connection of another worker)"
 )
 _LOST = re.compile(r"thinpipe: run \w+ \(train\) of .* has ended: (.*)")  # of the log of a server
 # Torch's cache of compiled code, whether it compiles or not; what torchrun wrote when it is told to end.

@@ -61,6 +61,8 @@ def draw_moment(
 
 def await_moment(run: Run, moment: Moment, limit_s: float, target: Callable[[], int | None]) -> bool:
     """Wait for it; False if the run was over before, or the target never there."""
+    if moment.is_at_once:
+        return True
     until = time.monotonic() + limit_s
     while time.monotonic() < until and not run.is_over:
         if _has_come(run, moment, target):

@@ -1,10 +1,10 @@
-"""A fault on one machine and two on two, each on a real run; `make faults` has the rest."""
+"""A few faults, each on a real run; `make faults` has the rest."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.cases import kind_of, run_case
+from tests.faults.cases import Transport, kind_of, run_case
 from tests.faults.runs import Setting
 from tests.faults.undisturbed import Undisturbed
 
@@ -19,16 +19,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 @pytest.mark.parametrize(
-    ("seed", "kind"),
+    ("transport", "seed", "kind"),
     [
-        (55, "signal"),  # SIGKILL to the server while it saves
-        (0, "options"),  # of one of two machines
-        (277, "stranger"),  # who sends half a message before the server comes
+        ("gloo", 55, "signal"),  # SIGKILL to the server while it saves
+        ("gloo", 0, "options"),  # of one of two machines
+        ("gloo", 277, "stranger"),  # who sends half a message before the server comes
+        ("serve", 36, "corrupt"),  # junk inserted into encrypted bytes
     ],
 )
-def test_a_fault_ends_or_is_survived_as_promised(undisturbed: Undisturbed, seed: int, kind: str) -> None:
-    assert kind_of(seed) == kind
-    result, folder = run_case(seed, undisturbed, setting=SETTING, forked=True)
+def test_a_fault_ends_or_is_survived_as_promised(
+    undisturbed: Undisturbed, transport: Transport, seed: int, kind: str
+) -> None:
+    assert kind_of(seed, transport) == kind
+    result, folder = run_case(seed, undisturbed, transport=transport, setting=SETTING, forked=True)
     if result.skipped:
         pytest.skip(result.skipped)
     assert not result.missed, result.words

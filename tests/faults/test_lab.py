@@ -6,11 +6,12 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.faults.cases import KINDS, kind_of, seeds
+from tests.faults.cases import KINDS, SERVED_KINDS, kind_of, seeds
 from tests.faults.checks import causes, check_clean, check_end, check_result
 from tests.faults.expected import Expected, Result
 from tests.faults.kinds.signals import draw_signal
@@ -45,6 +46,7 @@ def test_a_seed_means_one_fault() -> None:
     assert seeds(7, 3, None) == [7, 8, 9]
     assert {kind_of(seed) for seed in seeds(0, 5, "rest")} == {"rest"}
     assert {kind_of(seed) for seed in range(300)} == set(KINDS)
+    assert {kind_of(seed, "serve") for seed in range(300)} == set(SERVED_KINDS)
     first, second = (draw_signal(random.Random("3"), SETTING) for _ in range(2))
     assert (first.words, first.moment, first.expected) == (second.words, second.moment, second.expected)
 
@@ -76,6 +78,13 @@ def test_a_run_that_was_over_before_must_have_ended_well(tmp_path: Path) -> None
     expected = Expected("must not", frozenset({1}))
     assert problems(ended(tmp_path / "good", 0, ""), expected, struck=False) == []
     assert problems(ended(tmp_path / "bad", 1, CAUSE), expected, struck=False) != []
+
+
+def test_the_log_of_a_server_has_the_cause(tmp_path: Path) -> None:
+    log = "thinpipe: client 92K has connected from 127.0.0.1\nthinpipe: run 63c90c6f (train) of vm (92K) starts\n"
+    run = ended(tmp_path, 1, log + "thinpipe: run 63c90c6f (train) of vm (92K) has ended: worker 0 is gone: reset\n")
+    run.machines = [replace(run.machines[0], is_server=True)]
+    assert causes(run.machines[0]) == ["worker 0 is gone: reset"]
 
 
 def test_leftovers_are_found(tmp_path: Path) -> None:
@@ -115,4 +124,4 @@ def test_processes_that_outlive_their_command_are_found_and_ended(tmp_path: Path
 
 def test_the_command_has_help() -> None:
     done = subprocess.run([sys.executable, "-m", "tests.faults", "--help"], capture_output=True, text=True, check=True)
-    assert all(option in done.stdout for option in ("--count", "--seed", "--only", "--jobs", "--table", "--case"))
+    assert all(option in done.stdout for option in ("--count", "--seed", "--transport", "--only", "--jobs", "--case"))

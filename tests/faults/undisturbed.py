@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,8 +25,6 @@ class Undisturbed:
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / _source_digest()
-        self._locks: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
 
     def sha256(self, setting: Setting) -> str:
         """Return the hash of the parameters at the end."""
@@ -56,13 +54,12 @@ class Undisturbed:
         return self._made(f"{setting}, {how}".replace(" ", "-"), lambda folder: _carry_out(folder, setting, how))
 
     def _made(self, name: str, make: Callable[[Path], None]) -> Path:
-        """Return the folder of a name, made by the first who asks for it."""
-        with self._lock:
-            lock = self._locks.setdefault(name, threading.Lock())
+        """Return the folder of a name, made by the first thread or process that asks for it."""
         folder = self.home / name
-        with lock:
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
-                self.home.mkdir(parents=True, exist_ok=True)
                 # Not below the home: sockets are made in it, whose names must not be long.
                 with tempfile.TemporaryDirectory(prefix="faults-") as made:
                     make(Path(made) / "run")

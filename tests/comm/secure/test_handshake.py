@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -353,8 +354,30 @@ def test_a_connection_has_the_options_of_a_run_and_sends_its_route() -> None:
         assert raw.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 0
         allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
         used = raw.getsockopt(tcp, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-        assert used == "bbr" or "bbr" not in allowed
+        assert used == "cubic" or "cubic" not in allowed
         assert raw.gettimeout() is None
+
+
+@pytest.mark.parametrize(
+    ("repeated", "sent", "control"),
+    [(0, 0, "cubic"), (19, 20, "cubic"), (20, 20_000, "cubic"), (200, 20_000, "bbr")],
+)
+def test_a_lossy_connection_changes_to_bbr(
+    monkeypatch: pytest.MonkeyPatch, repeated: int, sent: int, control: str
+) -> None:
+    class Lossy(socket.socket):
+        def getsockopt(self, level: int, name: int, size: int = 0) -> Any:
+            info = bytearray(144)
+            struct.pack_into("I", info, 100, repeated)
+            struct.pack_into("I", info, 136, sent)
+            return bytes(info) if name == socket.TCP_INFO else super().getsockopt(level, name, size)
+
+    with Lossy() as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+        allowed = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+        handshake.adapt_to_loss(raw)
+        used = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        assert used == (control if control in allowed else "cubic")
 
 
 def test_a_kernel_without_the_options_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

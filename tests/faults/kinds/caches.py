@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,10 +39,12 @@ def draw_cache(random: random.Random, setting: Setting, undisturbed: Undisturbed
         words=f"{words} in the cache of server {server}",
         strike=lambda run: None,
         moment=AT_ONCE,
-        expected=Expected("must"),
+        expected=_REJECTED if damage is _replace_weights else Expected("must"),
         start=start,
         how=draw_how(random),
         setting=setting,
+        # What is there is none of the cache's files: only its owner may remove it.
+        before_recovery=lambda run: shutil.rmtree(run.folder / f"cache-{server}"),
     )
 
 
@@ -128,6 +131,7 @@ def _change_config(folder: Path, drawn: random.Random) -> None:
     (folder / "config.json").write_text(drawn.choice(("", "{}", '{"model_type": "gpt2"}', "[" * 100_000)))
 
 
+_REJECTED = Expected("must not", frozenset({2}), cause="model files are kept in", within_s=4 * END_S)
 _DAMAGES: tuple[tuple[Callable[[Path, random.Random], None], str], ...] = (
     (_flip_weights, "bits of weights flipped"),
     (_zero_weights, "weights overwritten by zeros"),

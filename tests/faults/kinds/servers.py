@@ -164,11 +164,10 @@ def draw_pair(random: random.Random, setting: Setting) -> Fault:
     before_s, between_s, after_s = (random.uniform(0, 0.15 * PATIENCE_S) for _ in range(3))
 
     def strike(run: Run) -> None:
-        proxy = proxy_of(run, cut)
+        proxy, pid = proxy_of(run, cut), _pid(run, victim, process=False)
         proxy.set_down(True)
-        time.sleep(before_s)
         try:
-            pid = _pid(run, victim, process=False)
+            time.sleep(before_s)
             os.kill(pid, signal.SIGKILL if kills else signal.SIGSTOP)
             time.sleep(between_s)
             if not kills:

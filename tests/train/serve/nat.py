@@ -64,6 +64,14 @@ class Place(Machine):
         rules = f"table ip f {{\n chain i {{\n type filter hook input priority 0;\n {drop};\n }}\n}}\n"
         _inside(self.namespace, "nft -f -", text=rules)
 
+    def move(self, address: str) -> None:
+        """Take another address, as in another network: packets to the old one arrive nowhere, without an error."""
+        _inside(self.namespace, "ip address flush dev wan", f"ip address add {address}/24 dev wan")
+
+    def is_connected(self, address: str) -> bool:
+        """Return True if a connection of this namespace has an address here."""
+        return f" {address}:" in _run("ip", "netns", "exec", self.namespace, "ss", "-Htn", "state", "established")
+
     def listeners(self) -> list[str]:
         """Return the addresses that listen for TCP in this namespace, as ``ss`` lists them."""
         listed = _run("ip", "netns", "exec", self.namespace, "ss", "-Htln")

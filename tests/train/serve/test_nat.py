@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.train.serve.machines import DIGITS, LIMIT_S, Command, Machine, machines
+from tests.train.serve.machines import DIGITS, LIMIT_S, Command, Machine, machines, until
 from tests.train.serve.nat import LACKS, Place, internet
 from tests.train.tasks.written import write_language_model
 from thinpipe.lab.records.record import Record
@@ -22,6 +26,7 @@ LM += ["--samples", "16", "--epochs", "1"]
 # What would be readable if it was not encrypted: options, names of tensors, settings, the data, versions of packages.
 READABLE = ["compress_forward", "batch_size", "self_attn", "embed_tokens", "q_proj", "layers.", "llama", "digits"]
 READABLE += ["servers hold those", "thinpipe", "torch", "lora", "sha256", "worker"]
+MOVES = int(os.environ.get("MOVES", "2"))
 COMMANDS = [
     ("train", *DIGITS, "--json", "digits.json"),
     ("train", *LM, "--save", "run", "--export", "adapter", "--json", "lm.json"),
@@ -128,3 +133,30 @@ def test_a_server_behind_nat_that_others_cannot_reach_is_relayed_although_it_lis
         command = client.type("train", *DIGITS, "--servers", tickets, "--threads", "1")
         wait_for(command, serving)
         assert "workers 1 and 2 do not reach each other: their traffic passes through here" in command.err
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["the client moves", "the server moves"])
+def test_the_dialling_machine_moves_to_other_addresses_in_the_middle_of_steps(tmp_path: Path, listens: bool) -> None:
+    run = [*DIGITS[:6], "--epochs", str(2 * MOVES + 1), *DIGITS[8:], "--threads", "1", "--patience", "60"]
+    drawn = random.Random(MOVES + listens)
+    with internet(tmp_path, {"client": False, "server": False}) as (places, _):
+        client, server = places.values()
+        if listens:
+            where = ["--listen", f"{client.address}:7000", "--workers", "2"]
+            command = client.type("train", *run, *where, "--json", "moved.json")
+            serving = server.type("serve", command.ticket(), "--once", "--threads", "1")
+        else:
+            serving = server.type("serve", "--listen", f"{server.address}:7000", "--once", "--threads", "1")
+            command = client.type("train", *run, "--servers", serving.ticket(), "--json", "moved.json")
+        mover = server if listens else client
+        for move in range(MOVES):
+            command.shows(f"epoch +{2 * move + 1}/{2 * MOVES + 1}")
+            time.sleep(drawn.uniform(0, 0.2))
+            mover.move(address := f"198.51.100.{100 + move}")
+            until(partial(mover.is_connected, address), LIMIT_S, lambda: command.err + serving.err)
+        wait_for(command, [serving])
+        assert serving.wait() == 0, serving.err
+        local = client.type("train", *run, "--workers", "2", "--json", "local.json")
+        wait_for(local, [])
+        moved, still = (Record.read(client.folder / name).rows[0] for name in ("moved.json", "local.json"))
+        assert moved["parameters_sha256"] == still["parameters_sha256"]

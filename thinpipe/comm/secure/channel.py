@@ -25,6 +25,7 @@ from contextlib import suppress
 
 from thinpipe.comm.errors import describe
 from thinpipe.comm.secure.frames import FrameError, join_small
+from thinpipe.comm.secure.handshake import adapt_to_loss
 from thinpipe.comm.secure.operation import Operation
 from thinpipe.comm.secure.session import Session
 
@@ -43,6 +44,7 @@ _TCP_NOTSENT_LOWAT = 25  # of <linux/tcp.h>
 _UNSENT_BYTES = 1 << 18  # in the kernel: heartbeats and acknowledgements wait behind them
 # RFC 8446, 5.5: keys of AES-GCM encrypt 24 million records. Python cannot change them, a new connection has new ones.
 _KEY_BYTES = 1 << 38
+_CHECKED_BYTES = 1 << 20  # after which the loss of a connection is looked at
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -66,7 +68,7 @@ class Channel:
         self._leaving = self._stopping = self._reported = self._control_ended = False
         self._connected, self._ended = threading.Event(), threading.Event()
         self._reason = "it has not connected yet"
-        self._bytes = 0  # read and written on this connection
+        self._bytes = self._checked_bytes = 0  # read and written on this connection
         self._lost_s = self._silent_s = self._pinged_s = self._owing_s = self._round_trip_s = 0.0
         self._pause_s = FIRST_PAUSE_S
         self._control.setblocking(False)
@@ -243,15 +245,13 @@ class Channel:
         connection.setblocking(False)
         with suppress(OSError):  # not TCP
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
-        poller, socket_number, control_number = select.poll(), connection.fileno(), self._control.fileno()
-        poller.register(self._wake_read, select.POLLIN)
-        registered: dict[int, int] = {}
+        socket_number, control_number = connection.fileno(), self._control.fileno()
         with self._lock:
             self.session.connect()
             self._unwritten.clear()
             self._connection = connection
             self._silent_s = self._pinged_s = 0.0
-            self._bytes = 0
+            self._bytes = self._checked_bytes = 0
         before, more = time.monotonic(), True
         ready = {socket_number: select.POLLIN}
         while True:
@@ -277,15 +277,11 @@ class Channel:
                     continue
                 self._idle = not more
                 timeout_s = 0 if more else ACK_S if self.session.owes_ack else TICK_S
-                wanted = {socket_number: select.POLLIN | select.POLLOUT * self._blocked}
+                poller = select.poll()
+                poller.register(self._wake_read, select.POLLIN)
+                poller.register(socket_number, select.POLLIN | select.POLLOUT * self._blocked)
                 if not self._control_ended and not self.session.is_urgent:
-                    wanted[control_number] = select.POLLIN
-            for number in registered.keys() - wanted.keys():
-                poller.unregister(number)
-            for number, mask in wanted.items():
-                if registered.get(number) != mask:
-                    poller.register(number, mask)
-            registered = wanted
+                    poller.register(control_number, select.POLLIN)
             ready = dict(poller.poll(timeout_s * 1000))
             if self._wake_read in ready:
                 os.read(self._wake_read, 64)
@@ -335,6 +331,9 @@ class Channel:
 
     def _write(self, connection: socket.socket, batches: int) -> bool:
         """Write what the socket takes; return True if nothing is left."""
+        if self._bytes >= self._checked_bytes:
+            self._checked_bytes += _CHECKED_BYTES
+            adapt_to_loss(connection)
         for _ in range(batches):
             if not self._unwritten:
                 self._unwritten.extend(join_small(self.session.output()))

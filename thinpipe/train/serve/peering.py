@@ -28,7 +28,7 @@ def source_of(channel: socket.socket) -> str:
 def may_dial(host: str, client: str) -> bool:
     """Return True if a server may connect to an address that a client at ``client`` names.
 
-    Not to this machine, its own link or groups, where services may trust whoever connects, unless the client is on this
+    Not to this machine, its own link or groups, where services may trust every peer, unless the client is on this
     machine, too.
     """
     if ipaddress.ip_address(client.partition("%")[0]).is_loopback:

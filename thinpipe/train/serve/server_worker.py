@@ -30,7 +30,7 @@ from thinpipe.comm.membership import become_served, joined_mesh, print_line
 from thinpipe.comm.secure.handshake import HandshakeError
 from thinpipe.comm.secure.identity import own_identity
 from thinpipe.comm.secure.mesh import Mesh
-from thinpipe.comm.signals import end_with_parent, raise_signals, unblock_signals
+from thinpipe.comm.signals import ENDING, end_with_parent, raise_signals, unblock_signals
 from thinpipe.options import flags_in_errors
 from thinpipe.system.imports import forbid_imports
 from thinpipe.system.sizes import limit_memory, size_text
@@ -238,5 +238,8 @@ class _Report:
         leave(code)
 
     def _send(self, **message: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:  # the supervisor ends a process that has reported its end
+                signal.signal(number, signal.SIG_IGN)
         with suppress(OSError):  # the supervisor is gone
             self.pipe.send(**message)

@@ -259,10 +259,11 @@ class Supervisor:
         """
 
         def reaches(other: int, host: str, port: int) -> bool:
+            if not may_dial(host, client):
+                return False
             with self._lock:
                 now = time.monotonic()
-                is_limited = len(self._probed) == _MOST_PROBED and now - self._probed[0] < _PROBED_S
-                if is_limited or not may_dial(host, client):
+                if len(self._probed) == _MOST_PROBED and now - self._probed[0] < _PROBED_S:
                     return False
                 self._probed.append(now)
             route = run.roster.route(run.offer.worker, other)
