@@ -123,19 +123,20 @@ class Keeper:
         return lambda model, names: self._load(load, model, names)
 
     def _load(self, load: LoadWeights, model: nn.Module, names: Iterable[str]) -> None:
-        wanted = list(names)
-        load(model, [name for name in wanted if name not in self.frozen])
-        parameters: dict[int, nn.Parameter] = {}
-        for name in wanted:
-            if name in self.frozen:
+        """Load parameters by name: those that are kept from memory, the others by ``load``."""
+        wanted, named = list(names), model.state_dict(keep_vars=True)
+        kept = {id(named[name]): self.frozen[name] for name in wanted if name in self.frozen}
+        placed: dict[int, nn.Parameter | None] = {}
+        for name, tensor in named.items():
+            if id(tensor) in kept:
                 path, _, last = name.rpartition(".")
-                module, values = model.get_submodule(path), self.frozen[name]
-                before = parameters.get(id(values))
-                if before is None:
-                    set_parameter(module, last, values)
-                    parameters[id(values)] = module._parameters[last]  # type: ignore[assignment]
-                else:  # a tied weight under its other name
-                    module._parameters[last] = before
+                module = model.get_submodule(path)
+                if id(tensor) in placed:  # a tied weight
+                    module._parameters[last] = placed[id(tensor)]
+                else:
+                    set_parameter(module, last, kept[id(tensor)])
+                    placed[id(tensor)] = module._parameters[last]
+        load(model, [name for name in wanted if id(named[name]) not in kept])
 
     def restore(self, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress:
         """Load the snapshot of all workers that this attempt begins with; return its progress. A collective."""
