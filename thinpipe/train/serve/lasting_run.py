@@ -271,6 +271,7 @@ class LastingRun:
             self._servers.relay(formation.roster, dialers, members, peering, stack)
             self._driver.use(mesh)
             mesh.start()
+            self._driver.mark("to connect")
             become_served(0, len(form.members))
             job = self._job
             assert isinstance(job.settings, Settings)
