@@ -79,6 +79,7 @@ class MemberDriver:
         self._take: Callable[[], Snapshot] | None = None
         self._mirror: SnapshotSender | None = None
         self._times: list[tuple[str, float]] = []  # of a recovery, on the client
+        self.received_bytes = 0  # of snapshots, on the client
         self.ended: End | None = None
 
     # Events from any thread
@@ -263,6 +264,7 @@ class MemberDriver:
                 snapshot = SnapshotId(*key)
                 with self._lock:
                     self.keeper.others.setdefault(snapshot, {})[name] = state
+                    self.received_bytes += sum(each.nbytes for each in state.values())
                     self._stored(name, snapshot)
 
             SnapshotReceiver(mesh.channel(worker), 2 * expected_bytes[worker] + (64 << 20), store)
