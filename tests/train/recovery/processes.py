@@ -313,20 +313,28 @@ class MemberDriver:
             self.world.at(0.5, self.host, self._connect, form, until)
 
     def _dial(self, form: wire.FormGroup, name: str) -> bool:
-        world, run = self.world, self.machine.run
         if name in self.links:
             return True
-        peer = world.peer(run, name)
-        if peer is None or not peer.is_loaded or peer.form is None or peer.host.paused_until > world.now:
-            return False
-        here = self.machine.admits(peer.machine.run, peer.form.attempt, name, peer.life)
-        if not (here and peer.machine.admits(run, form.attempt, self.name, self.life)) or world.is_cut(self.name, name):
+        peer = next((each for each in self.world.processes(self.machine.run, name) if self._can_reach(each)), None)
+        if peer is None:
             return False
         self.links[name], peer.links[self.name] = peer, self
         for each in (self, peer):
             if each.form is not None and len(each.links) == len(each.form.members) - 1:
-                world.at(0.02, each.host, each._formed, each.form)
+                self.world.at(0.02, each.host, each._formed, each.form)
         return True
+
+    def _can_reach(self, peer: MemberDriver) -> bool:
+        """Return whether both ends of a connection admit each other."""
+        here, there = self.form, peer.form
+        if here is None or there is None or not peer.is_loaded or peer.host.paused_until > self.world.now:
+            return False
+        return (
+            peer.links.get(self.name, self) is self
+            and self.machine.admits(peer.machine.run, there.attempt, peer.name, peer.life)
+            and peer.machine.admits(self.machine.run, here.attempt, self.name, self.life)
+            and not self.world.is_cut(self.name, peer.name)
+        )
 
     def _formed(self, form: wire.FormGroup) -> None:
         if self.form is form and len(self.links) == len(form.members) - 1:

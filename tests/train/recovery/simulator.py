@@ -138,12 +138,13 @@ class World:
         if host.zombie is not None:
             self.at(0.02, host.zombie, host.zombie.hear, message)
 
-    def peer(self, run: str, name: str) -> MemberDriver | None:
-        """Return the process that has a name now."""
+    def processes(self, run: str, name: str) -> list[MemberDriver]:
+        """Return the processes that a connection to a name may reach now, the oldest first."""
         if name == "client":
-            return next((each.member for each in self.clients if each.run == run and each.is_alive), None)
-        server = self.servers[name]
-        return server.member if server.is_alive else None
+            hosts: list[Host | None] = [each for each in self.clients if each.run == run]
+        else:
+            hosts = [self.servers[name].zombie, self.servers[name]]
+        return [each.member for each in hosts if each is not None and each.is_alive and each.member is not None]
 
     # Faults
 
@@ -228,7 +229,7 @@ class World:
         assert isinstance(host, Server)
         if host.is_alive:
             self._hit("is started a second time", host)
-            host.paused_until = max(host.paused_until, self.now + self.random() * 5)
+            host.paused_until = max(host.paused_until, min(self.now + self.random() * 8, QUIET_S))
             host.is_zombie = True
             self.servers[host.name] = Server(self, host.name, host if self.random() < 0.5 else None)
 
