@@ -33,6 +33,7 @@ from thinpipe.train.recovery.messages import (
 _SETTLE_BEATS = 3  # for members that are silent to answer, before others take their places
 _FRESH_BEATS = 2  # since its last message, for which a spare is expected to answer
 _MOST_FAILURES = 2  # of a member's own since a commit, before it is not chosen again
+_MOST_CHALLENGES = 8
 _MOST_TRIES = 20  # without a new step
 _NONE = SnapshotId(0, 0)
 
@@ -62,7 +63,7 @@ class _Peer:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.candidate = self.challenge = 0  # a new life, and the order that it has to answer before it counts
+        self.challenges: dict[int, int] = {}  # new lives, and the orders that they have to answer before they count
         self.heard_at = self.sent_at = 0.0
         self.note = ""
         self.admit(0)
@@ -173,13 +174,15 @@ class CoordinatorMachine:
             peer.lost or peer.report.phase == Phase.OVER or silent_s > _SETTLE_BEATS * self.policy.beat_s
         ):
             return False
-        if report.life == peer.candidate and report.heard >= peer.challenge:
+        if report.life in peer.challenges and report.heard >= peer.challenges[report.life]:
             peer.admit(report.life)
-            peer.candidate = 0
+            peer.challenges.clear()
             return True
         order = self._order(peer)._replace(life=report.life, members=(), lives=(), go=False, pause=False, have=_NONE)
-        if report.life != peer.candidate:
-            peer.candidate, peer.challenge = report.life, order.number
+        if report.life not in peer.challenges:
+            peer.challenges[report.life] = order.number
+            if len(peer.challenges) > _MOST_CHALLENGES:
+                del peer.challenges[next(iter(peer.challenges))]
         self._actions.append(SendTo(peer.name, order))
         return False
 
