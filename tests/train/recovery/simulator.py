@@ -15,7 +15,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from tests.train.recovery.processes import Client, Host, MemberDriver, Server
+from tests.train.recovery.driver import MemberDriver
+from tests.train.recovery.processes import Client, Host, Server
 
 KINDS = (
     *("loss", "late", "repeat", "cut", "pause", "crash", "client", "disk", "torn", "memory", "clock", "leave", "load"),
@@ -46,6 +47,8 @@ _REFERENCE = dict(pairwise(REFERENCE))
 
 class World:
     """One run: its processes, network, faults and clock."""
+
+    beat_s, patience_s, quiet_s = 1.0, 12.0, QUIET_S
 
     def __init__(self, seed: int, kinds: set[str] | None = None, log: Callable[[str], None] | None = None) -> None:
         self.random = random.Random(seed).random
@@ -264,7 +267,7 @@ class World:
         if not base == action.step == driver.step:
             raise Violation(f"{driver.name} starts attempt {action.attempt} from step {driver.step}, not {base}")
 
-    def saves(self, client: Client, step: int) -> None:
+    def saves(self, client: Host, step: int) -> None:
         if client is self.clients[0]:
             self.checkpoint = step
 
