@@ -96,7 +96,12 @@ def join_servers(options: CommandOptions, given: Mapping[str, Any]) -> None:
     if member() is not None:
         raise OptionError("torchrun has started the workers already: leave out {servers} and {listen}")
     found: Servers = find_servers(
-        options.servers, options.listen, options.address, given["workers"], chooses_devices=given.get("device") is None
+        options.servers,
+        options.listen,
+        options.address,
+        given["workers"],
+        chooses_devices=given.get("device") is None,
+        spares=given.get("mirror_every") is not None,
     )
     become_served(0, found.count + 1)
     _servers.append(found)
@@ -137,13 +142,16 @@ def start(
     ``end`` is that of ``run_workers``.
     """
     from thinpipe.lab.netem.network import thin_network
-    from thinpipe.launch.workers import run_workers
+    from thinpipe.launch.workers import run_here, run_workers
     from thinpipe.train.worker import run_on_worker
 
     if _servers:
         from thinpipe.train.serve.jobs import Job
 
-        with _servers[-1].joined(Job(main, settings, args), running.patience_s) as (mesh, job):
+        offered = Job(main, settings, args)
+        if offered.recovers:
+            return run_here(_servers[-1].run, offered, running.patience_s)
+        with _servers[-1].joined(offered, running.patience_s) as (mesh, job):
             arguments = (run_on_worker, job.main, job.settings, *job.arguments)
             return run_workers(*arguments, patience_s=running.patience_s, end=end, private=private, mesh=mesh)[0]
     workers = processes if member() is None else None

@@ -32,6 +32,7 @@ PATIENCE_S = 60.0  # default time to wait for a silent worker
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SERVED = "THINPIPE_SERVED"
+_AGAIN_S = 0.3  # to send the cause of an error, if the process takes part in another group
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,13 @@ def joined(
 
 
 @contextmanager
-def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[str], Any]) -> Iterator[Control]:
+def joined_mesh(
+    mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[str], Any], again: bool = False
+) -> Iterator[Control]:
     """Join the process group of a mesh that has started, and yield the control channel, which travels inside the mesh.
 
-    Nothing else is connected: no store, no socket of torch. Arguments as in ``joined``.
+    Nothing else is connected: no store, no socket of torch. Arguments as in ``joined``. ``again``: after an error this
+    process can join the group of another mesh; ``end`` is not to end it, and the mesh is aborted.
     """
     from thinpipe.comm.secure.process_group import BACKEND, use
 
@@ -163,7 +167,8 @@ def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[st
     _take_devices(me)
 
     def leave(cause: str) -> None:
-        mesh.close(GRACE_S)  # sends the cause first
+        if not again:
+            mesh.close(GRACE_S)  # sends the cause first
         end(cause)
 
     control = Control(me.rank, mesh.control_sockets(), patience_s=patience_s, report=print_line, end=leave)
@@ -176,7 +181,11 @@ def joined_mesh(mesh: Mesh, *, patience_s: float = PATIENCE_S, end: Callable[[st
         with _announced(control):
             yield control
     except BaseException:
-        mesh.close(GRACE_S)
+        mesh.close(_AGAIN_S if again else GRACE_S)
+        if again:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            control.close()
         raise
     dist.destroy_process_group()
     control.close()

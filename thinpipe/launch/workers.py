@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection
@@ -162,6 +162,11 @@ def _check_member(me: Member, workers: int | None, network: Network | None) -> N
 
 def _arguments(args: tuple[Any, ...], private: Any, rank: int) -> tuple[Any, ...]:
     return args if private is None or rank > 0 else (*args, private)
+
+
+def run_here(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function as worker 0, which joins process groups by itself; signals and errors as in ``run_workers``."""
+    return _join(function, args, 0, nullcontext())
 
 
 def _join(function: Callable[..., Any], args: Sequence[Any], rank: int, membership: AbstractContextManager[Any]) -> Any:

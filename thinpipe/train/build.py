@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from thinpipe.train.checkpoints.folder import companions_of
 from thinpipe.train.data import Facts
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.loss import Loss
+from thinpipe.train.engines.partitioned_model import CacheOptions
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.plan import describe_held
 from thinpipe.train.engines.preference import BETA, PreferenceLoss
@@ -24,10 +25,12 @@ from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.units import Meta, cut_model
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.export import Export, Exporter
-from thinpipe.train.models.adapters import Adapted, adapt
+from thinpipe.train.models.adapters import adapt
 from thinpipe.train.models.packed import INPUTS
 from thinpipe.train.models.remote import all_loaded
 from thinpipe.train.models.saved_adapter import SavedAdapter
+from thinpipe.train.models.weights import LoadWeights
+from thinpipe.train.recovery.keeper import Keeper
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import Task
@@ -51,6 +54,8 @@ def prepare(
     facts: Facts,
     kept: Mapping[str, bytes],
     adapter: SavedAdapter | None = None,
+    *,
+    keeper: Keeper | None = None,
 ) -> Prepared:
     """Build the model and return this worker's part of it.
 
@@ -76,7 +81,10 @@ def prepare(
             else adapter.put_on(model)
         )
     )
-    engine = _make_engine(adapted, task, settings, running, world, facts)
+    fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
+    if keeper is not None:
+        fill = keeper.loader(fill)
+    engine = _make_engine(adapted.model, fill, task, settings, running, world, facts)
     world.together(all_loaded)
     print_remote(describe_held(engine.holdings, world.worker))
     if running.export is None:
@@ -88,13 +96,21 @@ def prepare(
 
 
 def _make_engine(
-    adapted: Adapted, task: Task, settings: Settings, running: RunOptions, world: World, facts: Facts
+    adapted: nn.Module,
+    fill: LoadWeights | None,
+    task: Task,
+    settings: Settings,
+    running: RunOptions,
+    world: World,
+    facts: Facts,
 ) -> Engine:
     """Return the engine of this worker for a model and settings."""
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
-    fill = adapted.loader(task.weight_loader(settings.source, settings.seed))
     names = {"names": INPUTS} if facts.shape.packed else {}
-    model = world.together(lambda: cut_model(adapted.model, chunk, fill, amp=settings.amp, **names))
+    model = world.together(lambda: cut_model(adapted, chunk, fill, amp=settings.amp, **names))
+    model = replace(model, quantized=settings.quantize is not None)
+    if settings.compile:
+        model.compile()
     make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(
@@ -119,16 +135,22 @@ def _make_engine(
         forward=settings.compress_forward,
         backward=settings.compress_backward,
         seed=settings.seed,
-        samples=facts.train_samples,
-        copies_in=running.delta_cache,
         shaping=running.link,
+        cache=CacheOptions(
+            samples=facts.train_samples,
+            validation_samples=facts.validation_samples,
+            directory=running.activation_cache,
+            limit=running.activation_cache_limit,
+        )
+        if facts.repeats and settings.epochs > 1
+        else None,
     )
     engine = world.together(
         lambda: PipelineEngine(
             model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute, make_loss=make_loss
         )
     )
-    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
+    world.together(engine.reserve_cache)
     return engine
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -24,6 +25,7 @@ from thinpipe.train.engines.step import stop_request, train_step
 from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
 from thinpipe.train.metrics import evaluate
 from thinpipe.train.optimize import learning_rate
+from thinpipe.train.recovery.keeper import Keeper
 from thinpipe.train.settings import Settings
 from thinpipe.train.watchers import StepWatcher
 
@@ -42,10 +44,11 @@ class Loop:
         samples: Samples,
         saver: Saver | None = None,
         watchers: Sequence[StepWatcher] = (),
+        keeper: Keeper | None = None,
     ) -> None:
         self.engine, self.optimizer, self.progress = engine, optimizer, progress
         self.settings, self.plan, self.samples = settings, plan, samples
-        self.saver, self.watchers = saver, watchers
+        self.saver, self.watchers, self.keeper = saver, watchers, keeper
         self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
         self._timer = None if saver is None else SaveTimer(saver.options.save_every, plan.steps_per_epoch)
@@ -66,20 +69,23 @@ class Loop:
         improved = False
         ended = self.progress.stops_early(self.settings.early_stopping)  # before it was resumed
         while self.progress.step < last and not ended:
-            save_due, stop = self._step(interrupted)
+            save_due, stop, pause = self._step(interrupted)
             improved = False
             step = self.progress.step
             if self._is_time_to_evaluate(step):
                 self._evaluate(epoch_began)
                 epoch_began = time.perf_counter()
                 improved, ended = self._verdict()
-                stop = stop or stop_request(self.engine.world, interrupted.number)
+                stop = stop or stop_request(self.engine.world, self._signal(interrupted))
             if step == last or ended:  # saved below, with the digest; a finished run is not stopped
                 break
             if self.saver is not None and (stop or save_due or improved or self._is_save_due_after(step)):
                 self._save(self.saver, is_best=improved)
             if stop:
                 raise stop
+            if self.keeper is not None:
+                take = partial(self.keeper.take, self.engine, self.optimizer, self.progress)
+                self.keeper.pilot.step_done(step, take, paused=pause)
         self.progress.parameters_sha256 = digest(self.engine)
         if self.saver is not None:
             self.unsaved = self._save(self.saver, is_best=improved)
@@ -101,8 +107,15 @@ class Loop:
             stopped_early=progress.evaluations_without_best if ended else 0,
         )
 
-    def _step(self, interrupted: Noted) -> tuple[bool, StoppedTogether | None]:
-        """Run a step; return whether to save it, and the exception to stop the run with after it, if any."""
+    def _signal(self, interrupted: Noted) -> int:
+        """Return the signal that all workers stop for, or 0; a server leaves alone if the run continues without it."""
+        if self.keeper is None or self.engine.world.is_client or not interrupted.number:
+            return interrupted.number
+        self.keeper.pilot.leave(interrupted.number)
+        return 0
+
+    def _step(self, interrupted: Noted) -> tuple[bool, StoppedTogether | None, bool]:
+        """Run a step; return whether to save it, the exception to stop the run with after it, and whether to pause."""
         began = time.perf_counter()
         number, settings = self.progress.step, self.settings
         epoch, position = divmod(number, self.plan.steps_per_epoch)
@@ -124,8 +137,9 @@ class Loop:
             *batches,
             step=number + 1,
             clip_norm=settings.clip_norm,
-            interrupted=lambda: interrupted.number,
+            interrupted=lambda: self._signal(interrupted),
             save_due=self.engine.world.is_client and self._timer is not None and self._timer.is_due(),
+            pause=self.keeper is not None and self.keeper.pilot.wants_pause(),
             another=not self._is_time_to_evaluate(number + 1),
         )
         seconds = time.perf_counter() - began
@@ -150,7 +164,7 @@ class Loop:
                     seconds=seconds,
                 )
             )
-        return done.save_due, done.stop
+        return done.save_due, done.stop, done.pause
 
     def _count(self, seconds: float, waited_s: float) -> None:
         self.usage.step(seconds=seconds, waited_s=waited_s)

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.comm.membership import PATIENCE_S, member
-from thinpipe.links.registry import link_codec
+from thinpipe.comm.membership import PATIENCE_S, is_served, member
 from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
@@ -85,16 +84,16 @@ class Capture:
 class RunOptions:
     """Options of one execution of a run: may differ each time it resumes, and do not change its result."""
 
-    delta_cache: Path | None = link_option(
-        "Folder for the copies of samples that delta(...) keeps.",
+    activation_cache: Path | None = link_option(
+        "Folder for activations of frozen layers, which are sent once and kept by the receiver.",
         metavar="DIR",
         default_text="in memory",
         per_machine=True,
         advanced=True,
         default=None,
     )
-    delta_cache_limit: int = link_option(  # bytes
-        "Maximum size of these copies per machine.",
+    activation_cache_limit: int = link_option(  # bytes
+        "Maximum size of these activations; if they need more, or with 0B, they are sent in every epoch.",
         metavar="SIZE",
         default_text="4GiB",
         parse=parse_size,
@@ -190,6 +189,22 @@ class RunOptions:
         advanced=True,
         default=0,
     )
+    mirror_every: int | None = machine_option(
+        "Continue without a lost server: the state of all is copied to the client every N steps. More {servers} "
+        "than {workers} needs are spares.",
+        metavar="N",
+        default_text="a lost server ends the run",
+        rule=COUNT,
+        default=None,
+    )
+    min_servers: int | None = machine_option(
+        "Divide the layers among fewer servers, down to N, if a lost one does not come back within {patience}.",
+        metavar="N",
+        default_text="not divided again",
+        rule=COUNT,
+        per_machine=True,
+        default=None,
+    )
     patience_s: float = machine_option(
         "Seconds to wait for a missing or silent worker before the run is aborted.",
         name="patience",
@@ -202,6 +217,10 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.min_servers is not None and self.mirror_every is None:
+            raise OptionError(
+                "{min_servers} is for a run that continues without a lost server: give {mirror_every} too"
+            )
         if self.save is None and self.save_every is not None:
             raise OptionError("{save_every} needs a folder for the checkpoints: name one with {save}")
         if self.save is None and self.save_local:
@@ -241,14 +260,10 @@ class RunOptions:
         """Raise OptionError unless these options fit a run with these settings."""
         parallel = settings.parallel
         self.check_watchable(settings)
+        if self.mirror_every is not None and not is_served():
+            raise OptionError("{mirror_every} is for runs with servers of `thinpipe serve`: name them with {servers}")
         if self.export is not None:
             settings.check_export(merge=self.merge)
-        cached = self.delta_cache is not None or self.delta_cache_limit != RunOptions.delta_cache_limit
-        if cached and not link_codec(settings.compress_forward).needs_samples:
-            raise OptionError(
-                "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
-                f"{settings.compress_forward}; leave them out"
-            )
         if self.in_process:
             self._check_in_process(settings)
         if self.link is not None and parallel == "none":

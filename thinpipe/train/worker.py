@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thinpipe.comm.errors import StoppedTogether, WorkerError, ended_by
+from thinpipe.comm.errors import Interrupted, LinkError, StoppedTogether, WorkerError, ended_by, is_secondary
 from thinpipe.comm.signals import noted_signals
 from thinpipe.options import flags_in_errors, named
 from thinpipe.system.files import OutputError
@@ -31,6 +31,7 @@ from thinpipe.train.loop import Loop
 from thinpipe.train.metrics import keep_reference
 from thinpipe.train.optimize import OPTIMIZER_OPTIONS, make_optimizer
 from thinpipe.train.preflight import check_space
+from thinpipe.train.recovery.keeper import Keeper
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.task import DataError, Task
@@ -74,6 +75,7 @@ def train_on_worker(
     running: RunOptions,
     make_listener: Callable[[], Listener],
     find_task: Callable[[str], Task],
+    keeper: Keeper | None = None,
 ) -> None:
     """Train as a worker that ``thinpipe train`` has started."""
     # torch prints its schedule when a stage raises; the error alone is more useful.
@@ -82,7 +84,7 @@ def train_on_worker(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     task = world.together(lambda: find_task(settings.task))  # a user's own may not be importable everywhere
-    train(task, settings, running, world, make_listener)
+    train(task, settings, running, world, make_listener, keeper)
 
 
 def train(
@@ -91,28 +93,34 @@ def train(
     running: RunOptions,
     world: World,
     make_listener: Callable[[], Listener],
+    keeper: Keeper | None = None,
 ) -> Finished:
-    """Train as one worker of a run; the result is valid on the client only, which calls ``make_listener``."""
+    """Train as one worker of a run; the result is valid on the client only, which calls ``make_listener``.
+
+    ``keeper``: what this process keeps if a lost server does not end the run.
+    """
     if world.workers > 1:
         check_agreement(settings.shared() | running.shared(), world)
         check_files(settings, world)
     world.together(lambda: check_objective(task, settings))
-    lock = world.together(lambda: _take_folder(running, world))
+    lock = world.together(lambda: _take_folder(running, world, keeper))
     try:
         if running.save is not None and world.workers > 1 and not running.save_local:
             save = running.save
             world.together(lambda: check_shared(save, world))
         notices = [] if lock is None or lock.notice is None else [lock.notice]
-        return _train(task, settings, running, world, make_listener, notices)
+        return _train(task, settings, running, world, make_listener, notices, keeper)
     finally:
-        if lock is not None:
+        if lock is not None and keeper is None:
             lock.release()
 
 
-def _take_folder(running: RunOptions, world: World) -> FolderLock | None:
+def _take_folder(running: RunOptions, world: World, keeper: Keeper | None) -> FolderLock | None:
     """Lock the checkpoint folder on the client, and remove leftovers of interrupted runs; return None elsewhere."""
     if running.save is None or not world.is_client:
         return None
+    if keeper is not None and keeper.lock is not None:
+        return keeper.lock
     lock = FolderLock(running.save)
     try:
         check_save_folder(running.save, running.resume)
@@ -121,6 +129,8 @@ def _take_folder(running: RunOptions, world: World) -> FolderLock | None:
     except BaseException:
         lock.release()
         raise
+    if keeper is not None:
+        keeper.lock = lock
     return lock
 
 
@@ -131,27 +141,34 @@ def _train(
     world: World,
     make_listener: Callable[[], Listener],
     notices: list[str],
+    keeper: Keeper | None,
 ) -> Finished:
-    data, facts = read_data(task, settings, world, companions=saved_companions(settings, running.resume))
+    companions = saved_companions(settings, running.resume)
+    data, facts = read_data(task, settings, world, companions, loaded=None if keeper is None else keeper.loaded)
     kept_or_shared = running.save is not None or running.resume is not None or several_read(settings)
     fingerprint = fingerprint_together(data, world) if kept_or_shared else {}
     kept = {} if data is None else data.companions
-    engine, exporter, about = prepare(task, settings, running, world, facts, kept)
+    engine, exporter, about = prepare(task, settings, running, world, facts, kept, keeper=keeper)
     settings = replace(settings, schedule=engine.order or settings.schedule)  # a resumed run keeps it over any links
     if running.save is not None or running.resume is not None:
         frozen = frozen_hash(engine)
         about |= {} if frozen is None else {"frozen": frozen}
-    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
+    of_data, of_export = data.notices if data is not None else (), exporter.notices if exporter else ()
+    notices = [*notices, *of_data, *of_export, *engine.notices]
     engine.warm_up()
     options = {name: getattr(settings, name) for name in OPTIMIZER_OPTIONS}
     optimizer = make_optimizer(engine.parameters(), **options)
     seed_worker(settings.seed, world.worker)
-    if task.has_pairs and running.resume is None:
+    restores = keeper is not None and keeper.base is not None
+    if task.has_pairs and running.resume is None and not restores:
         size = settings.batch_size // settings.replicas
         keep_reference(engine, data, (facts.train_samples, facts.validation_samples), size)
     steps = facts.train_samples // settings.step_samples * settings.epochs
     progress = Progress(steps=steps, metric_name=task.metric)
-    if running.resume is not None:
+    if keeper is not None and keeper.base is not None:
+        base = keeper
+        progress = world.together(lambda: base.restore(engine, optimizer))
+    elif running.resume is not None:
         resumed: Resumed = world.together(
             lambda: resume(running, settings, engine, optimizer, fingerprint, about.get("frozen"))
         )
@@ -175,10 +192,20 @@ def _train(
         samples=Samples.of(data, facts.train_samples, settings, engine.shares),
         saver=_saver(running, settings, engine, fingerprint | about, expected_bytes, kept),
         watchers=watchers,
+        keeper=keeper,
     )
-    end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
+    if keeper is not None:
+        keeper.begin(engine, (data, facts), make_listener, expected_bytes)
+        notices = [] if restores else [*notices, keeper.notice(running.mirror_every)]
+    end, unexported = _run(loop, plan, exporter, _listener(make_listener, world, keeper), notices)
     _check_kept(running, loop.unsaved, unexported)
     return end
+
+
+def _listener(make_listener: Callable[[], Listener], world: World, keeper: Keeper | None) -> Listener | None:
+    if not world.is_client:
+        return None
+    return make_listener() if keeper is None else keeper.listener
 
 
 def _check_kept(running: RunOptions, unsaved: str | None, unexported: str | None) -> None:
@@ -201,8 +228,15 @@ def _run(
             for line in notices:
                 listener.noticed(line)
             listener.planned(plan)
+        if loop.keeper is not None:
+            loop.keeper.ready(loop.engine.world)
         with noted_signals() as interrupted:
-            end = loop.run(listener, interrupted)
+            try:
+                end = loop.run(listener, interrupted)
+            except LinkError:
+                if interrupted.number and loop.keeper is not None and loop.engine.world.is_client:
+                    raise Interrupted(interrupted.number) from None  # no further attempt
+                raise
         problem = None if exporter is None else exporter.export(loop.progress)
         if exporter is not None and problem is None:
             end = replace(end, exported=exporter.path)
@@ -210,7 +244,7 @@ def _run(
             listener.finished(end)
         return end, problem
     except BaseException as error:
-        if listener is not None:
+        if listener is not None and not (loop.keeper is not None and is_secondary(error)):
             listener.failed(error)
         raise
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.preloaded import NAMESPACE
 from tests.train.serve.machines import Command, Machine, until
 
 LACKS = next(
@@ -48,18 +49,14 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 
 
 class Place(Machine):
-    """A machine in a network namespace; its commands are real processes, as if typed there."""
+    """A machine in a network namespace; its commands run there with all processes that they start."""
 
     def __init__(self, folder: Path, namespace: str, address: str) -> None:
         super().__init__(folder)
         self.namespace, self.address = namespace, address  # where others reach it, if they do
 
     def type(self, *arguments: str, command: tuple[str, ...] = ("-m", "thinpipe"), **given: object) -> Command:
-        return super().type(*arguments, command=command, start=self._start, **given)
-
-    def _start(self, *arguments: str, **given: object) -> subprocess.Popen[str]:
-        words = ["ip", "netns", "exec", self.namespace, sys.executable, *arguments]
-        return subprocess.Popen(words, text=True, start_new_session=True, **given)  # type: ignore[call-overload]
+        return super().type(*arguments, command=command, environment={NAMESPACE: self.namespace}, **given)
 
     def let_in(self, address: str) -> None:
         """Drop new connections of all others."""

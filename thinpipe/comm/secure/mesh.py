@@ -45,6 +45,16 @@ class Mesh:
         """End the pair with a peer that has ended, as is known from elsewhere."""
         self._channels[peer].fail(error)
 
+    def abort(self, error: str) -> None:
+        """End all pairs at once: everything that waits for a peer fails with this error."""
+        for channel in self._channels.values():
+            channel.fail(error)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if all peers have acknowledged everything that was sent to them."""
+        return all(channel.session.is_idle for channel in self._channels.values())
+
     def channel(self, peer: int) -> Channel:
         return self._channels[peer]
 

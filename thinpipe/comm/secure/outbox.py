@@ -71,6 +71,11 @@ class Outbox:
         return bool(self._waiting)
 
     @property
+    def is_idle(self) -> bool:
+        """Return True if the peer has acknowledged everything."""
+        return not (self._waiting or self._urgent or self._staged or self._in_flight)
+
+    @property
     def is_urgent(self) -> bool:
         return bool(self._urgent)
 

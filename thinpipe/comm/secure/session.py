@@ -125,6 +125,11 @@ class Session:
         return self._outbox.is_waiting
 
     @property
+    def is_idle(self) -> bool:
+        """Return True if the peer has acknowledged everything."""
+        return self._outbox.is_idle
+
+    @property
     def is_urgent(self) -> bool:
         """Return True if something is to be sent ahead of messages."""
         return self._outbox.is_urgent or self._ack_due

@@ -8,6 +8,8 @@ and the number of correct samples. The labels stay with the client.
 Network delay counts only where a microbatch waits for it: receives for the sum are posted ahead and, before waiting for
 it, those for the microbatches of the next step. So a worker has received the sum and updated its parameters by the time
 the first microbatch that needs them can arrive.
+
+Private name of torch used here, seen on 2.11 and 2.13: ``torch._foreach_mul_``.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Stepped:
     waited_s: float  # for the other workers
     save_due: bool = False  # all workers save after this step: the client's timer requests it
     stop: StoppedTogether | None = None  # to be raised once this step is saved: a worker received a stop signal
+    pause: bool = False  # a worker asks all to run no further step
 
 
 def train_step(
@@ -50,6 +53,7 @@ def train_step(
     clip_norm: float | None = None,
     interrupted: Callable[[], int] = lambda: 0,
     save_due: bool = False,
+    pause: bool = False,
     another: bool = False,
 ) -> Stepped:
     """Apply one update for all of these batches.
@@ -59,29 +63,30 @@ def train_step(
     Args:
         interrupted: returns the signal that this worker received to stop, or 0; called once the gradients are computed.
         save_due: True if this worker, the client, requests a checkpoint after this step.
+        pause: True if this worker asks all to run no further step.
         another: True if another step follows directly, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    statistics = world.control.expect_sum(stages + 6)
+    statistics = world.control.expect_sum(stages + 7)
     loss, correct = engine.compute(*batches)
     if another:
         engine.expect_step()
     squares = [0.0] * stages
     if engine.owns_state:
-        for index, parameters in engine.stage_parameters().items():
+        for index, parameters in engine.stage_parameters.items():
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
     outcome = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
     signal = interrupted()
-    flags = not math.isfinite(loss), bool(signal), save_due
+    flags = not math.isfinite(loss), bool(signal), save_due, pause
     statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome])
     totals = statistics.result()
     waited_s = time.perf_counter() - began
-    squares, (bad_loss, stop, save, wire_bytes, *outcomes) = totals[:stages], totals[stages:]
+    squares, (bad_loss, stop, save, paused, wire_bytes, *outcomes) = totals[:stages], totals[stages:]
     if not engine.client_has_outcome:
         loss, correct = outcomes
     is_finite = not bad_loss and all(map(math.isfinite, squares))
-    if another and (stop or not is_finite):
+    if another and (stop or paused or not is_finite):
         engine.cancel_prefetch()
     if not is_finite:
         non_finite_reports = [each for known in world.gather(engine.non_finite_reports()) for each in known]
@@ -99,6 +104,7 @@ def train_step(
         waited_s=waited_s,
         save_due=bool(save),
         stop=stop_request(world, signal) if stop else None,
+        pause=bool(paused),
     )
 
 
@@ -111,10 +117,9 @@ def bare_step(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> N
 def clip(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
     """Scale one stage's gradients by the factor that brings ``norm``, over all stages, within ``limit``."""
     factor = limit / (norm + _EPSILON)
-    if factor < 1:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if factor < 1 and gradients:
+        torch._foreach_mul_(gradients, factor)
 
 
 def norm_of(squares: Iterable[float]) -> float:

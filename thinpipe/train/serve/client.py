@@ -44,19 +44,21 @@ from thinpipe.train.serve.desk import (
     version_difference,
 )
 from thinpipe.train.serve.jobs import Job, run_with_files
+from thinpipe.train.serve.lasting_run import LastingRun, check_lasting
 from thinpipe.train.serve.lobby import JOIN, Lobby, parse_address
 from thinpipe.train.serve.model_files import ClientFiles, check_settings, serve_files
 from thinpipe.train.serve.peering import CONNECT_S, Peering
 from thinpipe.train.serve.relay import Relay
 from thinpipe.train.serve.roster import Dialers, Roster, RosterEntry, dialers_json
 from thinpipe.train.versions import versions
+from thinpipe.train.worker import Outcome
 
 _ANSWER_S = 150.0  # for the answer to an offer: the server forks and imports
 _AGAIN_S = 0.5
 
 
 @dataclass
-class _Server:
+class MetServer:
     """One server: its number, its desk, and what it has said."""
 
     worker: int
@@ -74,17 +76,13 @@ class Servers:
     ) -> None:
         self._tickets, self._lobby, self.count = tickets, lobby, count
         self._chooses_devices = chooses_devices
-        self._identity = own_identity()
+        self.identity = own_identity()
 
     @contextmanager
     def joined(self, job: Job, patience_s: float) -> Iterator[tuple[Mesh, Job]]:
         """Agree with all servers on a run; yield its mesh, which has started, and the job of this worker."""
         with flags_in_errors(), ExitStack() as stack:
-            try:
-                check_settings(dict(vars(job.settings)))
-                files = job.files()
-            except ValueError as error:
-                raise WorkerError(str(error), code=2) from None
+            files = _files_of(job)
             if self._lobby is not None:
                 stack.callback(self._lobby.close)
                 self._lobby.start()
@@ -92,20 +90,15 @@ class Servers:
             servers = self._meet(patience_s)
             for each in servers:
                 stack.callback(each.desk.close)
-            try:
+            with _rejections(servers):
                 job = self._with_devices(job, servers)
-                roster, dialers = self._offer(job, files, servers, patience_s)
+                roster, dialers, _ = self._offer(job, files, servers, patience_s)
                 mesh = Mesh(0, len(servers) + 1, patience_s=patience_s, report=print_line)
-                peering = Peering(roster, 0, self._identity, mesh)
+                peering = Peering(roster, 0, self.identity, mesh)
                 peering.add_pairs(dialers, None, dials_servers=self._lobby is None)
-                self._relay(roster, dialers, servers, peering, stack)
+                self.relay(roster, dialers, servers, peering, stack)
                 for each in servers:
                     each.desk.send(start=dialers_json(dialers))
-            except (Gone, Rejected, OptionError) as error:
-                for each in servers:
-                    with suppress(Gone):
-                        each.desk.send(cancel=str(error))
-                raise WorkerError(str(error), code=1 if isinstance(error, Gone) else 2) from None
             watch = _Watch(servers, mesh)
             stack.callback(watch.close)
             try:
@@ -116,12 +109,42 @@ class Servers:
             exchange = partial(serve_files, files)
             yield mesh, Job(run_with_files, job.settings, (job.main, exchange, *job.arguments))
 
+    def run(self, job: Job, patience_s: float) -> Outcome:
+        """Run a job that continues without a lost server; servers that are not needed at first are spares."""
+        with flags_in_errors(), ExitStack() as stack:
+            files = _files_of(job)
+            servers = self._meet(patience_s)
+            for each in servers:
+                stack.callback(each.desk.close)
+            with _rejections(servers):
+                check_lasting(job, [each.facts.device for each in servers])
+                roster, dialers, offers = self._offer(job, files, servers, patience_s)
+                for each in servers:
+                    each.desk.send(start=dialers_json(dialers))
+            return LastingRun(self, servers, job, files, patience_s).run(roster, dialers, offers)
+
+    def dial_again(self, server: MetServer) -> Desk:
+        """Return a new connection to the desk of a server that this client has met; raise OSError if there is none."""
+        host, port = server.address or ("", 0)
+        raw = connect(host, port, DESK, timeout_s=CONNECT_S)
+        return Desk(dial(raw, self.identity, server.fingerprint, deadline_s=CONNECT_S), server.desk.peer)
+
+    def offer_again(self, desk: Desk, offer: Offer, dialers: Dialers, patience_s: float) -> None:
+        """Offer a run to a server that has lost it; raise Rejected or ValueError if it cannot take it."""
+        different = version_difference(offer, parse_facts(desk.ask(patience_s, facts=PROTOCOL).get("facts")))
+        if different is not None:
+            raise Rejected(f"versions differ: {different}")
+        desk.send(offer=facts_json(offer))
+        if "accept" not in desk.receive(_ANSWER_S):
+            raise Rejected(f"{desk.peer} answers out of order")
+        desk.send(start=dialers_json(dialers))
+
     def _invite(self, ticket: Ticket) -> None:
         times = "once" if self.count == 1 else f"on each of {self.count} machines"
         print_line(f"waiting for {self.count} server{'s' * (self.count > 1)}; type {times}:")
         print_line(f"  thinpipe serve {ticket}")
 
-    def _meet(self, patience_s: float) -> list[_Server]:
+    def _meet(self, patience_s: float) -> list[MetServer]:
         """Return all servers with their facts, by number."""
         found: list[tuple[Desk, bytes, tuple[str, int] | None]]
         if self._lobby is not None:
@@ -143,7 +166,7 @@ class Servers:
                 with suppress(OSError, ValueError):  # a full disk does not end a run
                     KnownPeers().remember(fingerprint, facts.name)
             print_line(f"{desk.peer} is here: {facts.device}, torch {one_line(facts.torch)[:30]}")
-            servers.append(_Server(worker, desk, fingerprint, facts, address))
+            servers.append(MetServer(worker, desk, fingerprint, facts, address))
         return servers
 
     def _dial(self, ticket: Ticket, patience_s: float) -> Desk:
@@ -152,7 +175,7 @@ class Servers:
         while True:
             try:
                 raw = connect(ticket.host, ticket.port, DESK, timeout_s=min(CONNECT_S, patience_s))
-                channel = dial(raw, self._identity, ticket.fingerprint, secret=ticket.secret, deadline_s=CONNECT_S)
+                channel = dial(raw, self.identity, ticket.fingerprint, secret=ticket.secret, deadline_s=CONNECT_S)
             except HandshakeError as error:
                 if error.final or time.monotonic() > until:
                     raise WorkerError(str(error), code=2 if error.final else 1) from None
@@ -163,7 +186,7 @@ class Servers:
             else:
                 return Desk(channel, address_and_port(ticket.host, ticket.port))
 
-    def _with_devices(self, job: Job, servers: Sequence[_Server]) -> Job:
+    def _with_devices(self, job: Job, servers: Sequence[MetServer]) -> Job:
         """Return the job with a device for every worker: that of each server, unless the user has named them."""
         settings: Any = job.settings
         if self._chooses_devices:
@@ -178,14 +201,17 @@ class Servers:
         return job._replace(settings=settings)
 
     def _offer(
-        self, job: Job, files: ClientFiles, servers: Sequence[_Server], patience_s: float
-    ) -> tuple[Roster, Dialers]:
-        """Offer the run to all servers; return its roster and who dials whom. Raise Rejected if one rejects it."""
+        self, job: Job, files: ClientFiles, servers: Sequence[MetServer], patience_s: float
+    ) -> tuple[Roster, Dialers, list[Offer]]:
+        """Offer the run to all servers; return the roster, who dials whom, the offers."""
         here, run = versions(), secrets.token_hex(16)
-        entries = [RosterEntry(name=socket.gethostname(), fingerprint=self._identity.fingerprint.hex())]
+        own, chosen = self.identity.fingerprint.hex(), job.settings.devices[0]
+        entries, offers = [RosterEntry(name=socket.gethostname(), fingerprint=own, device=chosen)], []
         for each in servers:
             host, port = each.address or announced_address(each.facts.address)
-            entries.append(RosterEntry(name=each.facts.name, fingerprint=each.fingerprint.hex(), host=host, port=port))
+            device = each.facts.device if self._chooses_devices else chosen
+            facts = {"name": each.facts.name, "fingerprint": each.fingerprint.hex(), "device": device}
+            entries.append(RosterEntry(**facts, host=host, port=port))
         roster = Roster(run, tuple(entries))
         settings, options = job.offered()
         for each in servers:
@@ -207,6 +233,7 @@ class Servers:
             if different is not None:
                 raise Rejected(f"{each.desk.peer}: versions differ: {different}; install the same ones")
             each.desk.send(offer=facts_json(offer))
+            offers.append(offer)
         for each in servers:
             self._answer(each, "accept")
         reached = {}
@@ -217,9 +244,9 @@ class Servers:
         for each in servers:
             if roster.to_probe(each.worker):
                 reached[each.worker] = [int(other) for other in self._answer(each, "reached")]
-        return roster, roster.dialers(reached)
+        return roster, roster.dialers(reached), offers
 
-    def _answer(self, server: _Server, key: str) -> Any:
+    def _answer(self, server: MetServer, key: str) -> Any:
         try:
             answer = server.desk.receive(_ANSWER_S)
         except Rejected as error:
@@ -228,8 +255,8 @@ class Servers:
             raise Rejected(f"{server.desk.peer} answers out of order: install the same thinpipe")
         return answer[key]
 
-    def _relay(
-        self, roster: Roster, dialers: Dialers, servers: Sequence[_Server], peering: Peering, stack: ExitStack
+    def relay(
+        self, roster: Roster, dialers: Dialers, servers: Sequence[MetServer], peering: Peering, stack: ExitStack
     ) -> None:
         """Relay the pairs of servers that do not reach each other, and take connections of the run at the gate."""
         legs: dict[bytes, tuple[Relay, int]] = {}
@@ -257,6 +284,26 @@ class Servers:
             self._lobby.take = take
 
 
+def _files_of(job: Job) -> ClientFiles:
+    try:
+        check_settings(dict(vars(job.settings)))
+        return job.files()
+    except ValueError as error:
+        raise WorkerError(str(error), code=2) from None
+
+
+@contextmanager
+def _rejections(servers: Sequence[MetServer]) -> Iterator[None]:
+    """Cancel the run on all servers if one rejects it, and raise WorkerError."""
+    try:
+        yield
+    except (Gone, Rejected, OptionError) as error:
+        for each in servers:
+            with suppress(Gone):
+                each.desk.send(cancel=str(error))
+        raise WorkerError(str(error), code=1 if isinstance(error, Gone) else 2) from None
+
+
 def announced_address(text: str | None) -> tuple[str | None, int]:
     """Return host and port of an address that a server has announced; None and 0 if it has none, or no valid one."""
     host, colon, port = (text or "").rpartition(":")
@@ -268,7 +315,7 @@ def announced_address(text: str | None) -> tuple[str | None, int]:
 class _Watch:
     """A thread that reads the desks during the run: a worker that was killed ends it at once."""
 
-    def __init__(self, servers: Sequence[_Server], mesh: Mesh) -> None:
+    def __init__(self, servers: Sequence[MetServer], mesh: Mesh) -> None:
         self._servers, self._mesh = {each.desk.fileno(): each for each in servers}, mesh
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="thinpipe-desks", daemon=True)
@@ -300,9 +347,18 @@ class _Watch:
 
 
 def find_servers(
-    tickets: str | None, listens: str | None, address: str | None, workers: int | None, *, chooses_devices: bool
+    tickets: str | None,
+    listens: str | None,
+    address: str | None,
+    workers: int | None,
+    *,
+    chooses_devices: bool,
+    spares: bool = False,
 ) -> Servers:
-    """Return the servers that the options of a client name; raise ValueError for contradictions."""
+    """Return the servers that the options of a client name; raise ValueError for contradictions.
+
+    ``spares``: there may be more tickets than ``workers`` needs.
+    """
     if tickets is not None and listens is not None:
         raise OptionError("{servers} dials servers, {listen} waits for them: give one of them")
     if address is not None and listens is None:
@@ -311,12 +367,16 @@ def find_servers(
         found = [Ticket.parse(each) for each in tickets.split(",") if each.strip()]
         if len({(each.host, each.port) for each in found}) < len(found):
             raise OptionError("{servers} names one server twice: give the ticket of each server once")
+        if spares and 2 <= (workers or 0) <= len(found):
+            return Servers(found, None, (workers or 0) - 1, chooses_devices=chooses_devices)
         if workers not in (None, len(found) + 1):
             raise OptionError(
                 f"{len(found)} ticket{'s' * (len(found) > 1)} and this client are {len(found) + 1} workers, and "
                 f"{{workers}} {workers} are asked for: leave it out, or give a ticket for each server"
             )
         return Servers(found, None, len(found), chooses_devices=chooses_devices)
+    if spares:
+        raise OptionError("{mirror_every} needs servers that this client can dial again: name them with {servers}")
     if workers is None or workers < 2:
         raise OptionError("{listen} waits for servers: say for how many with {workers} N, the client included")
     host, port = parse_address(listens or "", "listen")

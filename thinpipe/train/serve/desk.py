@@ -10,6 +10,8 @@ the keys below.
     {"probe": [worker, ...]}                 {"reached": [worker, ...]}: those that it can connect to
     {"start": {"1-2": worker that dials}}    {"end": {"cause": ..., "code": ...}}, when its worker has ended
     {"cancel": reason}                       none
+    {"rejoin": run}                          {"rejoined": true}: this is the desk of that run from now on
+    {"order": Order}                         {"report": Report}: of recovery, at any time after the start
 
 In place of any answer: {"reject": one line}. Nothing is unpickled, and every field is checked on arrival.
 """
@@ -27,7 +29,7 @@ from typing import Any
 from thinpipe.options import from_facts
 from thinpipe.system.sanitize import one_line
 
-PROTOCOL = 1  # raised by every incompatible change
+PROTOCOL = 2  # raised by every incompatible change
 LARGEST = 16 << 20  # bytes of a message
 _LINE = 2000  # characters of a reason
 _HEAD = 4  # bytes of a length

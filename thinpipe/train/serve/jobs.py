@@ -42,6 +42,11 @@ class Job(NamedTuple):
         return _VERBS[self.main.__name__]
 
     @property
+    def recovers(self) -> bool:
+        """True for a training run that continues without a lost server."""
+        return self.verb == "train" and self.arguments[0].mirror_every is not None
+
+    @property
     def needs_transformers(self) -> bool:
         return isinstance(self.settings, GenerationSettings) or self.settings.task not in _OWN_MODELS
 

@@ -23,6 +23,7 @@ class RosterEntry:
     fingerprint: str  # in hexadecimal
     host: str | None = None
     port: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class Roster:
             for low, high in self.pairs()
         }
 
+    def group(self, name: str, numbers: Sequence[int]) -> Roster:
+        """Return the roster of a group of these workers; its routes depend on ``name``."""
+        run = hashlib.sha256(bytes.fromhex(self.run) + name.encode()).hexdigest()[: len(self.run)]
+        return Roster(run, tuple(self.entries[number] for number in numbers))
+
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(each) for each in self.entries]
 
@@ -82,6 +88,15 @@ class Roster:
 
     def _derive(self, what: str) -> bytes:
         return hashlib.sha256(bytes.fromhex(self.run) + what.encode()).digest()[:ROUTE_BYTES]
+
+
+def dialers_of(numbers: Sequence[int], dialers: Dialers) -> Dialers:
+    """Return who dials in each pair of a group of these workers, by their numbers in the group."""
+    found = {}
+    for low, high in combinations(range(1, len(numbers)), 2):
+        dialer = dialers[min(numbers[low], numbers[high]), max(numbers[low], numbers[high])]
+        found[low, high] = None if dialer is None else list(numbers).index(dialer)
+    return found
 
 
 def dialers_json(dialers: Dialers) -> dict[str, int | None]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import shutil
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -23,7 +25,7 @@ from thinpipe.train.serve.roster import Roster
 from thinpipe.train.serve.server_worker import Assignment, Pipe, serve_run
 
 _READY_S = 120.0  # for a worker to be forked, and to rebuild a run: imports on a busy machine
-_POLL_S = 0.2
+_POLL_S = 0.05  # also the delay of orders and reports of recovery
 _GRACE_S = 5.0  # for a process to end after a signal
 _LEAST_PATIENCE_S = 2.0
 
@@ -59,6 +61,8 @@ class ServedRun:
     def __post_init__(self) -> None:
         self.routes = self.roster.routes(self.offer.worker)
         self._memory = self._memory_before = 0  # the latter is shared with the process that forked it
+        self.desks: queue.SimpleQueue[Desk] = queue.SimpleQueue()  # on which the client has connected again
+        self._reports: queue.SimpleQueue[Any] = queue.SimpleQueue()  # of recovery, for the client
 
     @property
     def text(self) -> str:
@@ -97,17 +101,26 @@ class ServedRun:
             raise Rejected(f"{owner.facts.name}: {reason}")
         self._memory_before = self._used_bytes()
 
-    def wait(self, desk: Desk) -> tuple[dict[str, Any], bool]:
-        """Wait until the process has ended; return how, and whether the client is still connected to the desk.
+    def wait(self, desk: Desk) -> tuple[dict[str, Any], Desk | None]:
+        """Wait until the process has ended; return how, and the desk if the client is still connected to one.
 
         A client that is gone is the worker's to find out: it may come back over another network.
         """
         assert self.pipe is not None
-        ended, found, is_connected, excess = threading.Event(), list[dict[str, Any]](), True, 0
+        ended, found, excess = threading.Event(), list[dict[str, Any]](), 0
+        connected: Desk | None = desk
 
         def receive() -> None:
             assert self.pipe is not None
-            found.append(self.pipe.receive() or {})
+            while True:
+                message = self.pipe.receive() or {}
+                if "routes" in message:
+                    self.routes = {bytes.fromhex(route): 0 for route in message["routes"]}
+                elif "report" in message:
+                    self._reports.put(message["report"])
+                else:
+                    break
+            found.append(message)
             ended.set()
 
         threading.Thread(target=receive, name="thinpipe-serve-end", daemon=True).start()
@@ -115,14 +128,35 @@ class ServedRun:
             if not excess and self._used_bytes() > self._memory:
                 excess = self._used_bytes()
                 self.process.kill()
-            try:
-                message = desk.poll() if is_connected else None
-                if message is not None and "cancel" in message:
-                    self.process.terminate()
-            except (Gone, Rejected):
-                is_connected = False
+            connected = self._exchange(connected)
         self.process.join(_GRACE_S)
-        return self._end(found[0], excess), is_connected
+        return self._end(found[0], excess), connected
+
+    def _exchange(self, desk: Desk | None) -> Desk | None:
+        """Forward what the client and the process of the run send; return the desk, None if it is closed."""
+        assert self.pipe is not None
+        if not self.desks.empty():
+            if desk is not None:
+                desk.close()
+            desk = self.desks.get()
+        try:
+            while not self._reports.empty():
+                report = self._reports.get()
+                if desk is not None:
+                    desk.send(report=report)
+            while desk is not None and (message := desk.poll()) is not None:
+                if "cancel" in message:
+                    self.process.terminate()
+                elif "order" in message:
+                    with suppress(BlockingIOError):  # its process is frozen, and the next order is as good
+                        self.pipe.send(order=message["order"], flags=socket.MSG_DONTWAIT)
+        except (Gone, Rejected):
+            assert desk is not None
+            desk.close()
+            return None
+        except OSError:  # the process has ended
+            return desk
+        return desk
 
     def clear(self) -> None:
         """End the process if it is still there, and remove what it has left."""

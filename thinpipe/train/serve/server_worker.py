@@ -34,6 +34,7 @@ from thinpipe.comm.signals import end_with_parent, raise_signals, unblock_signal
 from thinpipe.options import flags_in_errors
 from thinpipe.system.imports import forbid_imports
 from thinpipe.system.sizes import limit_memory, size_text
+from thinpipe.train.serve.attempts import take_part
 from thinpipe.train.serve.desk import Offer, Rejected, reason_of
 from thinpipe.train.serve.jobs import Job, rebuild, run_with_files
 from thinpipe.train.serve.model_cache import ModelCache
@@ -78,9 +79,9 @@ class Pipe:
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return Pipe(one), Pipe(other)
 
-    def send(self, raw: socket.socket | None = None, **message: Any) -> None:
+    def send(self, raw: socket.socket | None = None, *, flags: int = 0, **message: Any) -> None:
         """Send a message, with a connection if one is given; raise OSError if the other process has ended."""
-        socket.send_fds(self.end, [json.dumps(message).encode()], [] if raw is None else [raw.fileno()])
+        socket.send_fds(self.end, [json.dumps(message).encode()], [] if raw is None else [raw.fileno()], flags)
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message; None if the other process has ended, or after the timeout."""
@@ -124,9 +125,11 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
     forbid_imports("a server runs no code that the client names")
     os.chdir(assignment.folder)
     _limit(assignment.memory, by_kernel=not assignment.has_gpu)
-    placed, job = _prepare(assignment)
-    arrivals = _Arrivals(report.pipe)
+    placed, job = prepare(assignment)
+    arrivals = Arrivals(report.pipe)
     report.pipe.send(ready=True)
+    if job.recovers:
+        return take_part(assignment, report, arrivals, (placed, job), prepare)
     become_served(offer.worker, len(roster.entries))
     mesh = Mesh(offer.worker, len(roster.entries), patience_s=offer.patience_s, report=print_line)
     peering = Peering(roster, offer.worker, own_identity(), mesh)
@@ -142,7 +145,7 @@ def _run(assignment: Assignment, report: _Report) -> Outcome:
         return run_on_worker(run_with_files, job.settings, job.main, exchange, *job.arguments)
 
 
-def _prepare(assignment: Assignment) -> tuple[PlacedFiles, Job]:
+def prepare(assignment: Assignment) -> tuple[PlacedFiles, Job]:
     """Return the folders and the job of this server; raise Rejected, in one line, for an offer that is not possible."""
     offer = assignment.offer
     try:
@@ -161,11 +164,13 @@ def _limit(memory: int, *, by_kernel: bool) -> None:
         raise Rejected(f"the limit of {size_text(memory)} cannot be set on the server: {error}") from None
 
 
-class _Arrivals:
+class Arrivals:
     """The receiver of what the supervisor sends: the start of the run, and connections of other workers."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
+        self.take_order: Callable[[Any], None] = lambda order: None
+        self.orphaned: Callable[[], Any] = partial(os.kill, os.getpid(), signal.SIGTERM)
         self._started = threading.Event()
         self._dialers: Any = None
         self._take: Callable[[bytes, socket.socket], Any] | None = None
@@ -184,7 +189,9 @@ class _Arrivals:
     def _read(self) -> None:
         while (received := self._pipe.receive_connection()) is not None:
             message, raw = received
-            if "start" in message:
+            if "order" in message:
+                self.take_order(message["order"])
+            elif "start" in message:
                 self._dialers = message["start"]
                 self._started.set()
             elif raw is not None and self._busy.acquire(blocking=False):
@@ -194,7 +201,7 @@ class _Arrivals:
                 ).start()
             elif raw is not None:
                 raw.close()
-        os.kill(os.getpid(), signal.SIGTERM)  # the supervisor has ended
+        self.orphaned()  # the supervisor has ended
 
     def _authenticate(self, route: bytes, raw: socket.socket) -> None:
         try:
