@@ -15,6 +15,7 @@ The server of workers that tests start in their own process is forked from that,
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -37,6 +38,8 @@ from tests.pool import PRELOADED
 
 ROOT = Path(__file__).parents[1]
 PLACE = "THINPIPE_TESTS_PRELOADED"  # the server's socket, for all processes of pytest-xdist
+NAMESPACE = "THINPIPE_TESTS_NAMESPACE"  # the network namespace that a program runs in, with its workers
+_CLONE_NEWNET = 0x40000000
 # But for what does something when it is imported, which programs and their servers do themselves.
 _IMPORTED = [
     *(name for name in PRELOADED if name != "thinpipe.launch.preload"),
@@ -212,6 +215,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     for file in set(files) - {0, 1, 2}:
         os.close(file)
     os.chdir(request["folder"])
+    if namespace := request["env"].pop(NAMESPACE, None):
+        _enter(namespace)
     _set_environment(request["env"])
     keep_a_server()
     subprocess.Popen.__new__ = _fork_or_start
@@ -242,6 +247,14 @@ def _fork_or_start(kind: type[Any], args: Any = None, *_: Any, **__: Any) -> Any
     executable, option = [*([args] if isinstance(args, str) else args), ""][:2]
     is_python = executable == sys.executable and (option in ("-u", "-m", "-c") or option.endswith(".py"))
     return object.__new__(Forked if kind is subprocess.Popen and is_python else kind)
+
+
+def _enter(namespace: str) -> None:
+    """Move this process into a network namespace of `ip netns`; Python has ``os.setns`` since 3.12."""
+    with open(f"/run/netns/{namespace}") as opened:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(opened.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter namespace {namespace}")
 
 
 def _set_environment(env: dict[str, str]) -> None:

@@ -96,12 +96,6 @@ def run_pipeline(group: Any, first: str, second: str) -> tuple[float, float]:
     return plain, ratio([link for stage in names["stages"] for link in stage.links])
 
 
-def run_delta(group: Any, block: str) -> float:
-    names = given(group)
-    exec(block, names)
-    return ratio(names["stage"].links)
-
-
 def run_ddp(group: Any, first: str, second: str, folder: str) -> bool:
     names = given(group) | {"model": nn.Linear(256, 256)}
     exec(first, names)
@@ -124,11 +118,6 @@ def test_the_blocks_about_pipelines_train_and_compress(pool: Pool) -> None:
     for plain, client_server in pool.run(run_pipeline, 4, first, second):
         assert plain > 3.5
         assert client_server > 3.5
-
-
-def test_the_block_about_delta_trains_and_compresses(pool: Pool) -> None:
-    (block,) = python_of("delta.md")
-    assert min(pool.run(run_delta, 4, block)) > 1.5  # a first pass travels as fp16
 
 
 def test_the_blocks_about_replicas_compress_and_resume(pool: Pool, tmp_path: Path) -> None:

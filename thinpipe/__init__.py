@@ -1,7 +1,7 @@
 """thinpipe: pipeline-parallel training of a model across several machines over slow links.
 
 Codecs         codec, Codec
-Stages         PipelineStage, LinearSchedule, ClientServerSchedule
+Stages         PipelineStage, LinearSchedule, ClientServerSchedule, Schedule1F1B
 Cutting        cut, measure_units, choose_cuts, cut_units, stages_of
 Workers        run_workers, WorkerError, LinkError
 Measuring      report, reset_counters, LinkReport, gather_step, draw, write_chrome_trace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from thinpipe.launch.workers import run_workers
     from thinpipe.pipeline.partition import choose_cuts, cut_units, measure_units, stages_of
     from thinpipe.pipeline.report import LinkReport, report, reset_counters
-    from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+    from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, Schedule1F1B
     from thinpipe.pipeline.stage import PipelineStage
     from thinpipe.pipeline.trace import draw, gather_step, write_chrome_trace
     from thinpipe.train.engines.units import cut
@@ -43,6 +43,7 @@ __all__ = [
     "LinkReport",
     "Part",
     "PipelineStage",
+    "Schedule1F1B",
     "Shape",
     "Source",
     "Task",
@@ -75,7 +76,7 @@ _LAZY = {
     "thinpipe.train.engines.units": ("cut",),
     "thinpipe.pipeline.partition": ("choose_cuts", "cut_units", "measure_units", "stages_of"),
     "thinpipe.pipeline.report": ("LinkReport", "report", "reset_counters"),
-    "thinpipe.pipeline.schedule": ("ClientServerSchedule", "LinearSchedule"),
+    "thinpipe.pipeline.schedule": ("ClientServerSchedule", "LinearSchedule", "Schedule1F1B"),
     "thinpipe.pipeline.stage": ("PipelineStage",),
     "thinpipe.pipeline.trace": ("draw", "gather_step", "write_chrome_trace"),
     "thinpipe.comm.errors": ("LinkError", "WorkerError"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Extra of pyproject.toml -> modules that it brings and that the library itself does without.
 EXTRAS = {
     "train": ("typer", "rich", "transformers", "peft", "sklearn", "tensorboard", "yaml", "cryptography"),
+    "nf4": ("bitsandbytes",),
     "all": ("datasets", "matplotlib", "scipy"),
 }
 

@@ -24,7 +24,7 @@ def test_pipelines_data_parallel_and_a_single_process(tmp_path):
     files = ["--markdown", str(tmp_path / "r.md"), "--plot", str(tmp_path / "r.png")]
     ways = ["--layout", "linear,client-server", "--schedule", "gpipe,1f1b", "--compress", "none,uniform:8"]
     with drawn() as figures:
-        _, record = run(tmp_path, *ways, *files, "--stage", "thinpipe,torch")
+        _, record = run(tmp_path, *ways, *files, "--baseline", "torch")
     assert [row["parallel"] for row in record.rows] == ["none", "data", *["pipeline"] * 12]
     tensor = BATCH * HIDDEN * 4  # a batch between two stages, and its gradient
     for row in record.rows:

@@ -272,7 +272,7 @@ ODD = {
     "sorted": torch.arange(4000.0),
     "a gap around zero": torch.cat([torch.full((2000,), -1e30), torch.full((2000,), 1e30)])
     * torch.linspace(1, 2, 4000),
-    "one apart": torch.cat([torch.full((3999,), -1.0), torch.tensor([7.0])]),
+    "one apart": torch.cat([torch.full((3999,), 1.0), torch.tensor([7.0])]),
 }
 
 

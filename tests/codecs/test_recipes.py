@@ -31,7 +31,7 @@ def test_zero_gradients_stay_zero(name: str) -> None:
 def test_a_codec_spec_applies_to_both_directions() -> None:
     assert directions("sort:8") == ("sort:8", "sort:8")
     assert recipe_of("sort:8", "sort:8") is None
-    assert recipe_of("delta(tile:8)", "tile:8+zero") is None
+    assert recipe_of("axes:8", "tile:8+zero") is None
 
 
 def test_a_preset_may_contain_a_codec_that_needs_a_link() -> None:

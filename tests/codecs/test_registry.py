@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -13,12 +12,11 @@ import torch
 
 import thinpipe
 from examples.own_codec import Sign
+from tests.scripts import run_script
 from thinpipe.codecs import registry
 from thinpipe.codecs.recipes import recipe_of
 from thinpipe.codecs.tile import Tile
 from thinpipe.links.registry import link_codec
-
-ROOT = Path(__file__).parents[2]
 
 MODULE = """
 from dataclasses import dataclass
@@ -107,7 +105,7 @@ def test_a_codec_of_a_module_encodes(own: None) -> None:
     codec = thinpipe.codec("own_codecs:Half")
     x = torch.tensor([1.0, 2.5, 3.0])
     assert codec.decode(codec.encode(x), torch.empty(3)).tolist() == [1, 2, 3]
-    assert link_codec("delta(own_codecs:Half)").change == codec
+    assert link_codec("own_codecs:Half").stateless_codec == codec
 
 
 @pytest.mark.parametrize(
@@ -179,19 +177,10 @@ def test_labels_of_records_import_nothing(own: None) -> None:
 
 def test_the_command_line_trains_with_a_codec_of_a_module(tmp_path: Path) -> None:
     """Workers find it from its spec, in processes of their own, also where the run is resumed."""
-    train = (sys.executable, "-m", "thinpipe", "train", "--threads", "1")
-    first = (
-        "--compress",
-        "examples.own_codec:Sign",
-        "--samples",
-        "320",
-        "--epochs",
-        "2",
-        "--save",
-        str(tmp_path / "run"),
-    )
-    for options in ((*first, "--steps", "4"), ("--resume", str(tmp_path / "run"), "--steps", "6")):
-        run = subprocess.run([*train, *options], cwd=ROOT, capture_output=True, text=True, timeout=120)
-        assert run.returncode == 0, run.stdout + run.stderr
-        assert "examples.own_codec:Sign" in run.stdout
+    train, saved = ("-m", "thinpipe", "train", "--threads", "1"), str(tmp_path / "run")
+    first = ("--compress", "examples.own_codec:Sign", "--samples", "320", "--epochs", "2", "--image-size", "16")
+    for options in ((*first, "--save", saved, "--steps", "4"), ("--resume", saved, "--steps", "6")):
+        code, output = run_script(*train, *options)
+        assert code == 0, output
+        assert "examples.own_codec:Sign" in output
     assert Sign().spec == "examples.own_codec:Sign"

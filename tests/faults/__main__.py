@@ -6,22 +6,28 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
-from tests.faults.cases import KINDS, run_case, seeds
+from tests.faults.cases import KINDS, SERVED_KINDS, run_case, seeds
 from tests.faults.expected import Result
 from tests.faults.kinds.flaps import Lengths
 from tests.faults.summary import failure, line, table
 from tests.faults.undisturbed import Undisturbed
+
+RunCase = Callable[..., tuple[Result, Path]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--count", type=int, default=50, help="how many cases (50)")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the next has the next (0)")
-    parser.add_argument("--only", choices=KINDS, help="cases of one kind")
+    parser.add_argument(
+        "--transport", choices=("gloo", "serve"), default="gloo", help="serve: runs with servers (gloo)"
+    )
+    parser.add_argument("--only", choices=sorted({*KINDS, *SERVED_KINDS}), help="cases of one kind")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time (2)")
     parser.add_argument("--table", type=Path, metavar="FILE.md", help="where the table goes, too")
     parser.add_argument("--case", type=int, metavar="SEED", help="this case alone, with all it says; keeps its folder")
@@ -33,12 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # would be ignored by the runs, too, and a run that ignores a signal as it was asked to has no fault.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    lengths = Lengths(given.flaps, given.soak)
+    if given.only and given.only not in (SERVED_KINDS if given.transport == "serve" else KINDS):
+        parser.error(f"no kind {given.only} of --transport {given.transport}")
+    run = partial(run_case, lengths=Lengths(given.flaps, given.soak), transport=given.transport)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         undisturbed = Undisturbed(given.cache or Path(temporary))
         if given.case is not None:
-            return _one(given.case, undisturbed, lengths)
-        results = _many(seeds(given.seed, given.count, given.only), given.jobs, undisturbed, lengths)
+            return _one(given.case, undisturbed, run)
+        wanted = seeds(given.seed, given.count, given.only, given.transport)
+        results = _many(wanted, given.jobs, undisturbed, run)
     words = table(results)
     print(f"\n{words}")
     if given.table is not None:
@@ -46,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(result.problems for result in results))
 
 
-def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed, lengths: Lengths) -> list[Result]:
+def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed, run: RunCase) -> list[Result]:
     results = []
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            for done in as_completed([pool.submit(run_case, seed, undisturbed, lengths=lengths) for seed in wanted]):
+            for done in as_completed([pool.submit(run, seed, undisturbed) for seed in wanted]):
                 result, folder = done.result()
                 results.append(result)
                 print(line(result), *([failure(result, folder)] if result.problems else []), sep="\n", flush=True)
@@ -60,8 +69,8 @@ def _many(wanted: Sequence[int], jobs: int, undisturbed: Undisturbed, lengths: L
     return results
 
 
-def _one(seed: int, undisturbed: Undisturbed, lengths: Lengths) -> int:
-    result, folder = run_case(seed, undisturbed, lengths=lengths, keep=True)
+def _one(seed: int, undisturbed: Undisturbed, run: RunCase) -> int:
+    result, folder = run(seed, undisturbed, keep=True)
     for path in sorted(folder.glob("*.txt")):
         print(f"--- {path}\n{path.read_text(errors='replace')}")
     print(line(result))

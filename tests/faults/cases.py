@@ -9,9 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from typing import Literal
 
 from tests.faults.expected import Result
 from tests.faults.fault import Fault, Impossible, carry_out, discard, draw_setting
+from tests.faults.kinds import networks, servers
+from tests.faults.kinds.caches import draw_cache
 from tests.faults.kinds.cuts import draw_cut
 from tests.faults.kinds.disks import draw_disk
 from tests.faults.kinds.flaps import Lengths, draw_flap, draw_soak
@@ -22,7 +25,8 @@ from tests.faults.kinds.pairs import draw_pair
 from tests.faults.kinds.rest import draw_rest
 from tests.faults.kinds.signals import draw_signal, draw_stop
 from tests.faults.kinds.strangers import draw_stranger
-from tests.faults.runs import Run, Setting
+from tests.faults.runs import Setting
+from tests.faults.served import new_run
 from tests.faults.undisturbed import Undisturbed
 
 # Kind -> how often it is drawn, in relation to the others.
@@ -43,6 +47,25 @@ KINDS = {
     "flap": 4,
     "soak": 1,
 }
+# The same of runs with servers.
+SERVED_KINDS = {
+    "reset": 12,
+    "outage": 14,
+    "address": 12,
+    "slow": 6,
+    "corrupt": 16,
+    "breaks": 8,
+    "cache": 10,
+    "signal": 20,
+    "stop": 12,
+    "absent": 5,
+    "stranger": 8,
+    "two-faults": 8,
+    "disk": 5,
+    "memory": 4,
+}
+Transport = Literal["gloo", "serve"]
+_WEIGHTS: dict[Transport, dict[str, int]] = {"gloo": KINDS, "serve": SERVED_KINDS}
 _DRAW: dict[str, Callable[[random.Random, Setting], Fault]] = {
     "signal": draw_signal,
     "stop": draw_stop,
@@ -57,21 +80,37 @@ _DRAW: dict[str, Callable[[random.Random, Setting], Fault]] = {
     "stranger": draw_stranger,
     "two-faults": draw_pair,
 }
+_DRAW_SERVED: dict[str, Callable[[random.Random, Setting], Fault]] = {
+    "reset": networks.draw_reset,
+    "outage": networks.draw_outage,
+    "address": networks.draw_address,
+    "slow": networks.draw_slow,
+    "corrupt": networks.draw_corrupt,
+    "signal": servers.draw_signal,
+    "stop": servers.draw_stop,
+    "absent": servers.draw_absent,
+    "stranger": servers.draw_stranger,
+    "two-faults": servers.draw_pair,
+    "disk": servers.served(draw_disk),
+    "memory": servers.served(draw_memory),
+}
 
 
-def kind_of(seed: int) -> str:
-    return random.Random(seed).choices(list(KINDS), list(KINDS.values()))[0]
+def kind_of(seed: int, transport: Transport = "gloo") -> str:
+    weights = _WEIGHTS[transport]
+    return random.Random(seed).choices(list(weights), list(weights.values()))[0]
 
 
-def seeds(first: int, cases: int, only: str | None) -> list[int]:
-    """So many seeds from a first one on: all, or those of one kind."""
-    return list(islice((seed for seed in count(first) if only in (None, kind_of(seed))), cases))
+def seeds(first: int, cases: int, only: str | None, transport: Transport = "gloo") -> list[int]:
+    """Return seeds from a first one on: all, or those of one kind."""
+    return list(islice((seed for seed in count(first) if only in (None, kind_of(seed, transport))), cases))
 
 
 def run_case(
     seed: int,
     undisturbed: Undisturbed,
     *,
+    transport: Transport = "gloo",
     lengths: Lengths = Lengths(),  # noqa: B008
     setting: Setting | None = None,
     keep: bool = False,
@@ -79,23 +118,32 @@ def run_case(
 ) -> tuple[Result, Path]:
     """Carry out the case of a seed, in its setting or another one; its folder stays if asked for, or if it failed.
 
-    ``forked``: fork its commands from a process that has imported everything, which is quicker.
+    ``forked``: fork its commands from a process that has imported everything, which is quicker; always with servers.
     """
-    drawn, kind, began = random.Random(f"{seed}"), kind_of(seed), time.monotonic()
+    drawn, kind, began = random.Random(f"{seed}"), kind_of(seed, transport), time.monotonic()
     own = draw_setting(drawn)
     setting = setting or own
     result = Result(seed, kind, "")
     folder = Path(tempfile.mkdtemp(prefix=f"fault-{seed}-"))
     try:
-        draws = _DRAW | {
-            "rest": partial(draw_rest, undisturbed=undisturbed),
-            "flap": partial(draw_flap, lengths=lengths),
-            "soak": partial(draw_soak, lengths=lengths),
+        draws = {
+            "gloo": _DRAW
+            | {
+                "rest": partial(draw_rest, undisturbed=undisturbed),
+                "flap": partial(draw_flap, lengths=lengths),
+                "soak": partial(draw_soak, lengths=lengths),
+            },
+            "serve": _DRAW_SERVED
+            | {
+                "breaks": partial(networks.draw_breaks, lengths=lengths),
+                "cache": partial(draw_cache, undisturbed=undisturbed),
+            },
         }
-        fault = draws[kind](drawn, setting)
+        fault = draws[transport][kind](drawn, setting)
         setting = fault.setting or setting
         result.words = f"{setting}: {fault.words}"
-        carry_out(fault, Run(folder, setting, fault.how, forked=forked), undisturbed, result)
+        is_forked = forked or transport == "serve"
+        carry_out(fault, new_run(folder, setting, fault.how, forked=is_forked), undisturbed, result)
     except Impossible as error:
         result.skipped = str(error)
     result.seconds = time.monotonic() - began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 from tests.faults.expected import END_S, Expected, Result
@@ -13,14 +14,20 @@ from tests.faults.undisturbed import LIMIT_S, final_sha256
 _NOTES = re.compile(
     r"thinpipe: (the last checkpoint is|no checkpoint (was written|of step)|stopping after the step|waiting for"
     r"|worker \d+ is back|.* s after the start\n|joined worker 0 at|worker \d+ holds|the run is complete"
-    r"|starting again|.*\bgo(es|ing) on\b|.* the run does not)"
+    r"|starting again|.*\bgo(es|ing) on\b|.* the run does not"
+    r"|worker \d+ \(.*\) is here|\d+ of \d+ servers are here|workers \d+ and \d+ do not reach|no connection to worker"
+    r"|connected to|  thinpipe serve|.*; trying again|worker \d+ needs|listening at port"
+    r"|client \S+ has connected|run \w+ \(train\) of|weights of|comparing|a connection of another worker)"
 )
+_LOST = re.compile(r"thinpipe: run \w+ \(train\) of .* has ended: (.*)")  # of the log of a server
 # Torch's cache of compiled code, whether it compiles or not; what torchrun wrote when it is told to end.
 _KEPT_BY_TORCH = ("torchinductor_", "torchelastic_")
 
 
 def causes(machine: Machine) -> list[str]:
     """Return the final messages of a command: lines that begin with its name, with those that follow each."""
+    if machine.is_server and (found := _LOST.findall(machine.stderr())):
+        return found
     parts = re.split(r"^(?=thinpipe: )", machine.stderr(), flags=re.MULTILINE)
     return [" ".join(part.split()) for part in parts if part.startswith("thinpipe: ") and not _NOTES.match(part)]
 
@@ -39,6 +46,8 @@ def check_end(run: Run, expected: Expected, result: Result, *, struck: bool) -> 
             continue
         if not struck or expected.goes_on == "must":
             result.blame("other", f"{who}exit code {machine.code}, but the run should have gone on")
+            continue
+        if number in run.dismissed and machine.code == 128 + signal.SIGTERM:
             continue
         allowed = expected.codes_of.get(number, expected.codes)
         if machine.code not in allowed:
@@ -77,13 +86,11 @@ def check_clean(run: Run, result: Result) -> None:
 
 def check_recovery(run: Run, sha256: str, result: Result, *, at_least: int, options: tuple[str, ...] = ()) -> None:
     """Taken up again, the run goes on at the last checkpoint and ends where an undisturbed one does."""
-    again = Run(run.folder, run.setting, forked=True)
-    again.machines = list(run.machines)  # the files of their words stay
-    anew = ["--workers", str(run.setting.workers), *run.setting.options(), "--save", str(run.saved)]
-    there = ["--resume", str(run.saved)] if run.steps() else anew
-    machine = again.command("-m", "thinpipe", "train", *there, *options)
+    again = run.again()
+    earlier = list(run.machines)
+    machine = again.resume(*options)
     ended = again.wait(LIMIT_S)
-    run.machines = again.machines
+    run.machines = [*earlier, *again.machines]  # whose sessions are ended with the case
     if not ended:
         result.blame("hang", f"taken up again it has not ended after {LIMIT_S} s")
         again.end()

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 EPOCHS, STEPS_PER_EPOCH = 4, 2
 STEPS = EPOCHS * STEPS_PER_EPOCH
 PATIENCE_S = 15  # of every run: what is silent for longer counts as lost
-CODECS = ("none", "8bit", "sort:8", "delta(tile:2)", "topk:0.1", "power:4")
+CODECS = ("none", "8bit", "sort:8", "axes:2+now", "topk:0.1", "power:4")
 
-How = Literal["launcher", "machines", "torchrun"]
+How = Literal["launcher", "machines", "torchrun", "serve", "listen"]  # the last two: served.py
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,25 @@ class Setting:
     workers: int
     codec: str
     epochs: int = EPOCHS
+    files: Path | None = None  # a folder with a model and texts: a language model, not the digits
 
     @property
     def steps(self) -> int:
         return self.epochs * STEPS_PER_EPOCH
 
     def options(self) -> list[str]:
-        # Only activations have a sample that they belong to.
-        delta = ["--compress-forward", self.codec, "--compress-backward", "4bit"]
-        codec = delta if self.codec.startswith("delta") else ["--compress", self.codec]
-        return [
-            *("--samples", "64", "--batch-size", "32", "--chunks", "2", "--image-size", "16", "--threads", "1"),
-            *("--epochs", str(self.epochs), *codec),
-        ]
+        # A basis is learned of activations only.
+        learned = ["--compress-forward", self.codec, "--compress-backward", "4bit"]
+        codec = learned if self.codec.startswith("axes") else ["--compress", self.codec]
+        task = ["--samples", "64", "--batch-size", "32", "--image-size", "16"]
+        if self.files is not None:
+            task = ["--model", str(self.files / "llama"), "--data", str(self.files / "texts.txt"), "--lora", "2"]
+            task += ["--samples", "16", "--batch-size", "8", "--tokens", "32"]
+        return [*task, "--chunks", "2", "--threads", "1", "--epochs", str(self.epochs), *codec]
 
     def __str__(self) -> str:
         longer = "" if self.epochs == EPOCHS else f", {self.epochs} epochs"
-        return f"{self.workers} workers, {self.codec}{longer}"
+        return f"{self.workers} workers, {self.codec}{longer}{', language model' if self.files else ''}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Machine:
     out: Path
     err: Path
     strays: str | None = None  # in the commands of processes that agents of torchrun start in sessions of their own
+    is_server: bool = False  # of `thinpipe serve`, which logs its runs
 
     @property
     def pid(self) -> int:
@@ -108,6 +111,7 @@ class Run:
         self.folder, self.setting, self.how, self.forked = folder, setting, how, forked
         self.saved, self.tmp = folder / "saved", folder / "tmp"
         self.machines: list[Machine] = []
+        self.dismissed: set[int] = set()  # servers that were ended because no run came
         self.port = _free_port() if how != "launcher" else 0
         self.tmp.mkdir(parents=True, exist_ok=True)
 
@@ -134,7 +138,7 @@ class Run:
 
         ``forked``: by what has imported everything, so nothing can be done to it while it starts.
         """
-        number = len(self.machines)
+        number = len(list(self.folder.glob("out-*.txt")))
         out, err = self.folder / f"out-{number}.txt", self.folder / f"err-{number}.txt"
         inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.tmp), "OMP_NUM_THREADS": "1"}
@@ -149,8 +153,18 @@ class Run:
                 )
             )
         strays = str(self.folder) if self.how == "torchrun" else None
-        self.machines.append(Machine(process, out, err, strays))
+        self.machines.append(Machine(process, out, err, strays, "serve" in arguments))
         return self.machines[-1]
+
+    def resume(self, *options: str) -> Machine:
+        """Start the run again, at its newest checkpoint if there is one."""
+        there = ["--resume", str(self.saved)]
+        anew = ["--workers", str(self.setting.workers), *self.setting.options(), "--save", str(self.saved)]
+        return self.command("-m", "thinpipe", "train", *(there if self.steps() else anew), *options)
+
+    def again(self) -> Run:
+        """Return the same run, to be resumed: it starts commands as they are typed when nothing is wrong."""
+        return Run(self.folder, self.setting, forked=True)
 
     def _joining(self, rank: int) -> list[str]:
         train = ["-m", "thinpipe", "train", "--patience", str(PATIENCE_S)]

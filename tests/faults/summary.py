@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.cases import KINDS
+from tests.faults.cases import KINDS, SERVED_KINDS
 from tests.faults.expected import Result, Sort, count
 
 
@@ -30,7 +30,10 @@ def table(results: Sequence[Result]) -> str:
         "| kind | cases | passed | failed | skipped | over before | slowest end, s | mean case, s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    groups = {kind: [result for result in results if result.kind == kind] for kind in KINDS} | {"all": list(results)}
+    groups = {
+        kind: [result for result in results if result.kind == kind]
+        for kind in (*KINDS, *(kind for kind in SERVED_KINDS if kind not in KINDS))
+    } | {"all": list(results)}
     for kind, group in groups.items():
         if group:
             ends = [result.ended_s for result in group if result.ended_s is not None]

@@ -7,13 +7,16 @@ import json
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from tests.faults.runs import ROOT, Run, Setting, checkpoint_steps
+from tests.faults.runs import ROOT, How, Setting, checkpoint_steps
+from tests.faults.served import new_run
 
 LIMIT_S = 240
+_TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 KEPT = (4, 5, 6)  # checkpoints of these steps, with a quarter of the run still to go
 
 
@@ -22,7 +25,7 @@ class Undisturbed:
 
     def __init__(self, folder: Path) -> None:
         self.home = folder / _source_digest()
-        self._locks: dict[Setting, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def sha256(self, setting: Setting) -> str:
@@ -33,22 +36,42 @@ class Undisturbed:
         """Copy a folder of checkpoints as a run leaves it that was ended after the last of KEPT."""
         shutil.copytree(self._folder(setting) / "saved", target, symlinks=True)  # DIR/best may lead nowhere
 
-    def _folder(self, setting: Setting) -> Path:
+    def files(self) -> Path:
+        """Return a folder with a small language model and texts."""
+
+        def make(folder: Path) -> None:
+            from tests.train.tasks.written import write_language_model
+
+            folder.mkdir()
+            write_language_model(folder / "llama", _TEXT)
+            (folder / "texts.txt").write_text(_TEXT)
+
+        return self._made("files", make)
+
+    def cache(self, setting: Setting, server: int, target: Path) -> None:
+        """Copy the cache of a server after a run."""
+        shutil.copytree(self._folder(setting, "serve") / f"cache-{server}", target)
+
+    def _folder(self, setting: Setting, how: How = "launcher") -> Path:
+        return self._made(f"{setting}, {how}".replace(" ", "-"), lambda folder: _carry_out(folder, setting, how))
+
+    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
+        """Return the folder of a name, made by the first who asks for it."""
         with self._lock:
-            lock = self._locks.setdefault(setting, threading.Lock())
-        folder = self.home / str(setting).replace(" ", "-")
+            lock = self._locks.setdefault(name, threading.Lock())
+        folder = self.home / name
         with lock:
             if not folder.exists():
                 self.home.mkdir(parents=True, exist_ok=True)
                 # Not below the home: sockets are made in it, whose names must not be long.
                 with tempfile.TemporaryDirectory(prefix="faults-") as made:
-                    _carry_out(Path(made) / "run", setting)
+                    make(Path(made) / "run")
                     shutil.move(Path(made) / "run", folder)
         return folder
 
 
-def _carry_out(folder: Path, setting: Setting) -> None:
-    run = Run(folder, setting, forked=True)
+def _carry_out(folder: Path, setting: Setting, how: How) -> None:
+    run = new_run(folder, setting, how, forked=True)
     run.start("--save", str(run.saved), "--save-every", "1", "--keep", "99")
     ended = run.wait(LIMIT_S)
     run.end()

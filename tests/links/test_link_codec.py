@@ -14,7 +14,7 @@ LARGE = Slot(torch.Size([16, RAW_BELOW // 4]), torch.float32)
 MASK = Slot(torch.Size([RAW_BELOW]), torch.int64)
 
 
-@pytest.mark.parametrize("spec", ["tile:8", "axes:4", "delta(kmeans:2)"])
+@pytest.mark.parametrize("spec", ["tile:8", "axes:4"])
 def test_small_floats(spec: str) -> None:
     reason = link_codec(spec).why_uncompressed([SMALL, MASK])
     assert reason is not None
@@ -37,7 +37,6 @@ def test_floats_that_do_not_shrink() -> None:
     [
         ("none", [SMALL]),
         ("tile:8", [LARGE, SMALL]),  # one of them is encoded
-        ("delta(kmeans:2,first=none)", [LARGE]),  # some steps are
         ("tile:8", [MASK]),
         ("tile:8", []),
     ],

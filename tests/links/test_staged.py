@@ -36,16 +36,12 @@ def run(group: Any, device: str, spec: str, post_ahead: bool) -> tuple[Arrived, 
     inputs = (hidden.detach().requires_grad_(), mask) if worker else (hidden,)
     outputs = (hidden.detach().requires_grad_(), *([] if worker else [mask]))
     options: dict[str, Any] = {"forward": spec, "backward": "none" if spec == "none" else "8bit"}
-    stage = PipelineStage(
-        module, worker, 2, device, inputs, outputs, group=group, samples=CHUNKS * ROWS, post_ahead=post_ahead, **options
-    )
+    stage = PipelineStage(module, worker, 2, device, inputs, outputs, group=group, post_ahead=post_ahead, **options)
     schedule = LinearSchedule(stage, CHUNKS, lambda output, target: (output * target).sum(), order="1f1b")
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randint(-9, 10, (CHUNKS * ROWS, WIDTH), generator=generator).float().to(device) for _ in range(2))
     arrived: Arrived = {}
     for step in range(STEPS):
-        if stage.links.needs_samples:
-            stage.set_samples(range(len(x)))
         forward = x * 1.125**step  # exact, and not the same every time
         schedule.step(*([forward] if stage.is_first else []), target=y if stage.is_last else None)
         assert module.factors.grad is not None
@@ -73,7 +69,7 @@ def check(found: list[Any], expected: list[Any], exact_sums: bool) -> None:
 
 
 @pytest.mark.parametrize("post_ahead", [True, False], ids=["ahead", "in order"])
-@pytest.mark.parametrize("spec", ["none", "8bit", "delta(tile:2)"])
+@pytest.mark.parametrize("spec", ["none", "8bit", "axes:4+now"])
 def test_a_gpu_through_gloo_is_a_cpu_through_gloo(pool: Pool, spec: str, post_ahead: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
@@ -81,7 +77,7 @@ def test_a_gpu_through_gloo_is_a_cpu_through_gloo(pool: Pool, spec: str, post_ah
     check(pool.run(run, 2, "cuda", spec, post_ahead), cpus, exact_sums=spec == "none")
 
 
-@pytest.mark.parametrize("spec", ["8bit", "delta(tile:2)"])
+@pytest.mark.parametrize("spec", ["8bit", "axes:4+now"])
 def test_the_order_of_messages_changes_nothing_and_codecs_do(pool: Pool, spec: str) -> None:
     """On CPUs, so that what GPUs are held against is known to be right."""
     ahead, in_order, plain = (

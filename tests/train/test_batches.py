@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.train.toy import AugmentedSplit, ToySplit
-from thinpipe.train.batches import TrainingBatches, epoch_order, evaluation_batch, mixed_seed
+from thinpipe.train.batches import TrainingBatches, epoch_order, evaluation_samples, mixed_seed
 
 
 def test_an_epoch_sees_every_sample_once_in_an_order_of_its_own() -> None:
@@ -51,5 +51,5 @@ def test_a_step_has_the_batches_that_as_many_steps_of_one_have() -> None:
 
 def test_the_last_evaluation_batch_is_full() -> None:
     split = ToySplit(10, 0)
-    batch = evaluation_batch(split, 8, 4)
+    batch = split.batch(evaluation_samples(len(split), 8, 4))
     assert torch.equal(batch.labels, split.labels[[8, 9, 0, 0]])

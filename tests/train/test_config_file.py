@@ -19,7 +19,7 @@ from thinpipe.train.settings import Settings
 
 LINEAR, ADAMW = {"layout": "linear", "client_layers": None}, {"optimizer": "adamw"}
 DATA, LORA, SAVE = {"parallel": "data"}, {"lora": 4}, {"save": Path("saved")}
-CAPTURE, DELTA = {"capture": Path("c.safetensors")}, {"compress_forward": "delta(sort:2)"}
+CAPTURE = {"capture": Path("c.safetensors")}
 # Option -> a value other than its default, as the command line parses it, and the options that it needs.
 VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "task": ("grammar", {}),
@@ -74,8 +74,8 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "device": ("cpu", {}),
     "threads": (1, {}),
     "error_feedback": (False, DATA),
-    "delta_cache": (Path("copies"), DELTA),
-    "delta_cache_limit": ("1.5GiB", DELTA),
+    "activation_cache": (Path("kept"), {}),
+    "activation_cache_limit": ("1.5GiB", {}),
     "link": ("100mbit/20mbit,40ms,0.1%", {}),
     "memory_limit": ("2GB", {}),
     "in_process": (True, {}),

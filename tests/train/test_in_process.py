@@ -23,7 +23,7 @@ def outcome(group: Any, running: RunOptions, given: dict[str, Any]) -> Any:
     "given",
     [
         {"compress_forward": "tile:4+sr", "compress_backward": "tile:4+zero", "layout": "linear"},
-        {"compress_forward": "delta(tile:2)", "compress_backward": "none", "schedule": "1f1b"},
+        {"compress_forward": "topk:0.2", "compress_backward": "none", "schedule": "1f1b"},
         {"compress_forward": "power:2", "compress_backward": "kmeans:2", "accumulate": 2},
         {"compress_forward": "axes:2+now", "compress_backward": "tile:4+zero", "epochs": 3},
     ],

@@ -48,7 +48,7 @@ def unbroken_sha256(pool: Pool, compress: str) -> str:
     return pool.run(train_toy, 2, "dropout", RunOptions(), {"compress_forward": compress})[0].end.parameters_sha256
 
 
-@pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT), ("delta(uniform:2)", SERVER)])
+@pytest.mark.parametrize(("compress", "unit"), [("sort:8", SERVER), ("power:4", CLIENT), ("axes:2+now", SERVER)])
 def test_killed_and_resumed_ends_as_unbroken(
     pool: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str], compress: str, unit: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_killed_and_resumed_ends_as_unbroken(
     assert resumed.end.parameters_sha256 == unbroken_sha256(pool, compress)
 
 
-@pytest.mark.parametrize(("compress", "unit"), [("power:4", SERVER), ("delta(uniform:2)", CLIENT)])
+@pytest.mark.parametrize(("compress", "unit"), [("power:4", SERVER), ("axes:2+now", CLIENT)])
 def test_killed_with_a_restart_left_ends_as_unbroken(
     pool: Pool, tmp_path: Path, capfd: pytest.CaptureFixture[str], compress: str, unit: int
 ) -> None:

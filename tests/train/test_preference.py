@@ -102,7 +102,7 @@ def test_three_workers_compute_what_a_loop_of_one_process_does(pool: Pool, home:
 
 @pytest.mark.parametrize("codec", ["none", "8bit", "4bit"])
 def test_accuracy_on_held_out_pairs_rises(pool: Pool, home: Path, codec: str) -> None:
-    given = {"compress": codec, "epochs": 4, "lora": 8, "lr": 0.01}
+    given = {"compress": codec, "epochs": 8, "lora": 8, "lr": 0.04, "batch_size": 24}
     ears = pool.run(trained, 3, home, RunOptions(), given)[0]
     accuracies = [epoch.validation_metric for epoch in ears.epochs]
     assert accuracies[-1] >= 6 / 7, accuracies
@@ -112,14 +112,15 @@ def test_accuracy_on_held_out_pairs_rises(pool: Pool, home: Path, codec: str) ->
 
 @pytest.mark.parametrize("save_local", [False, True])
 def test_a_resumed_run_keeps_its_reference(pool: Pool, home: Path, tmp_path: Path, save_local: bool) -> None:
-    straight = pool.run(trained, 3, home, RunOptions(steps=8), {"lora": 4})[0]
+    given = {"lora": 4, "batch_size": 24}
+    straight = pool.run(trained, 3, home, RunOptions(steps=8), given)[0]
     running = RunOptions(save=tmp_path, steps=4, save_local=save_local)
-    pool.run(trained, 3, home, running, {"lora": 4})
+    pool.run(trained, 3, home, running, given)
     saved = load(newest(tmp_path), lambda key: key.startswith("reference/"))
     assert saved["reference/log_probs"].shape == (PAIRS, 2)
     assert bool((saved["reference/log_probs"] < 0).all())
     running = RunOptions(save=tmp_path, resume=tmp_path, steps=8, save_local=save_local)
-    rest = pool.run(trained, 3, home, running, {"lora": 4})[0]
+    rest = pool.run(trained, 3, home, running, given)[0]
     assert [step.loss for step in rest.steps] == [step.loss for step in straight.steps[4:]]
     assert rest.end.parameters_sha256 == straight.end.parameters_sha256
 

@@ -35,9 +35,6 @@ REPLICAS = {"parallel": "data"}
         pytest.param(2, "dropout", {"compress": "power:4"}, [2, 5], id="warm-started codec, dropout"),
         pytest.param(2, "batchnorm", {"compress": "tile:4+sr"}, [4, 5], id="stochastic rounding"),
         pytest.param(
-            2, "dropout", {"compress_forward": "delta(tile:2+sr)"}, [2, 4, 5], id="copies of samples, dropout"
-        ),
-        pytest.param(
             2, "dropout", {"compress_forward": "axes:2+now", "epochs": 3}, [2, 5, 9], id="learned axes, dropout"
         ),
         pytest.param(3, "dropout", {"layout": "linear", "optimizer": "adamw"}, [4, 5], id="a line, adamw"),
@@ -83,7 +80,7 @@ def test_over_other_links_as_many_chunks_are_in_flight(pool: Pool, tmp_path: Pat
     assert without.end.parameters_sha256 != whole.end.parameters_sha256
 
 
-@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "axes:2+now"])
 def test_links_that_forget_end_elsewhere(pool: Pool, tmp_path: Path, spec: str) -> None:
     """The test above depends on link state and does not pass by chance."""
     given = {"compress_forward": spec, "epochs": 3}
@@ -102,7 +99,7 @@ def _train_forgetting(group: Any, running: RunOptions, given: dict[str, Any]) ->
         PipelineEngine.load_codec_state = remember  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "delta(uniform:2)", "axes:2+now"])
+@pytest.mark.parametrize("spec", ["power:4", "tile:4+sr", "axes:2+now"])
 def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> None:
     """Stopping in the middle of an epoch evaluates once more than an unbroken run; the end is the same."""
     given = {"compress_forward": spec}
@@ -110,15 +107,6 @@ def test_evaluation_changes_nothing(pool: Pool, tmp_path: Path, spec: str) -> No
     pool.run(train_toy, 2, "batchnorm", RunOptions(save=tmp_path, steps=3), given)
     rest = pool.run(train_toy, 2, "batchnorm", RunOptions(resume=newest(tmp_path)), given)[0]
     assert rest.end.parameters_sha256 == whole.end.parameters_sha256
-
-
-def test_copies_on_disk_are_those_in_memory_and_leave_no_file(pool: Pool, tmp_path: Path) -> None:
-    given, cache = {"compress_forward": "delta(uniform:2)"}, tmp_path / "cache"
-    whole = pool.run(train_toy, 2, "plain", RunOptions(), given)[0]
-    pool.run(train_toy, 2, "plain", RunOptions(save=tmp_path / "saved", steps=5, delta_cache=cache), given)
-    rest = RunOptions(resume=newest(tmp_path / "saved"), delta_cache=cache)
-    assert pool.run(train_toy, 2, "plain", rest, given)[0].end.parameters_sha256 == whole.end.parameters_sha256
-    assert not list(cache.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_folders_that_are_not_one_are_an_error_before_the_first_step(pool: Pool,
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_saved_by_the_client_alone_a_run_resumes_bit_identically(pool: Pool, tmp_path: Path, workers: int) -> None:
-    given = {"compress_forward": "delta(uniform:2)", "compress_backward": "power:4"}
+    given = {"compress_forward": "axes:2+now", "compress_backward": "power:4"}
     whole = pool.run(train_toy, workers, "dropout", RunOptions(), given)[0]
     local = {"save_local": True, "steps": 5}
     pool.run(train_apart, workers, tmp_path, local, given)

@@ -40,7 +40,7 @@ def stop_scenario(saved: Path, when: Callable[[], bool], number: signal.Signals,
 
 @pytest.mark.parametrize(
     ("number", "code", "text", "spec"),
-    [(*each, spec) for each, spec in zip(SIGNALS, ("power:4", "tile:4+sr", "delta(uniform:2)"), strict=True)],
+    [(*each, spec) for each, spec in zip(SIGNALS, ("power:4", "tile:4+sr", "axes:2+now"), strict=True)],
     ids=["ctrl-c", "sigterm", "sighup"],
 )
 def test_a_signal_saves_the_step_and_the_resumed_run_ends_as_undisturbed(

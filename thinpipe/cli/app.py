@@ -20,6 +20,7 @@ VERBS = {
     "evaluate": ("thinpipe.cli.evaluate:evaluate", "Compute loss and accuracy of a model, a run or an adapter."),
     "generate": ("thinpipe.cli.generate:generate", "Generate texts with a model on several workers."),
     "serve": ("thinpipe.cli.serve:serve", "Hold layers for clients elsewhere, over encrypted links."),
+    "plan": ("thinpipe.cli.planning:plan", "Predict whether a pipeline pays, and how to set it up."),
     "ablate": ("thinpipe.cli.ablate:ablate", "Train every combination of a plan, and compare the results."),
     "export": ("thinpipe.cli.export:export", "Write the model of a run as a folder of transformers."),
     "diff": ("thinpipe.cli.diff:diff", "Compare two records of the same kind, written with --json."),

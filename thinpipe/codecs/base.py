@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,13 +23,6 @@ class Codec(ABC):
     result (``power``) keeps its state in the mapping that the link passes as ``state``. A codec with stochastic
     rounding (``+sr``) is seeded by ``key``, which is different for each message.
     """
-
-    decodes_alike: ClassVar[bool] = True  # True if all machines and devices decode a wire to the same bits
-
-    @property
-    def leaves_less(self) -> bool:
-        """True if the error is smaller than the input, so that encoding the error again and again converges."""
-        return True
 
     @property
     def spec(self) -> str:

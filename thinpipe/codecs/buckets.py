@@ -48,10 +48,6 @@ class Buckets(KernelCodec):
         return self.level_bits + self.split_bits
 
     @property
-    def leaves_less(self) -> bool:
-        return self.bits > 1  # two levels are only the ends of the range
-
-    @property
     def spec(self) -> str:
         split = "" if self.name == "uniform" else f"+{self.split_bits}"
         return f"{self.name}:{self.level_bits}{split}{'+zero' * self.zero}"

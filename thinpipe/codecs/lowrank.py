@@ -24,8 +24,6 @@ class LowRank(Codec):
     dimensions), its values are sent as float32 instead.
     """
 
-    decodes_alike = False  # matrix products: the order of summation depends on the machine
-
     name: Literal["svd", "power"]
     rank: int
 

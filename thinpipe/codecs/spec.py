@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -147,12 +146,6 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
         return spec
     if not isinstance(spec, str):
         raise TypeError(f"a codec spec is a string such as 'sort:6+2', got {type(spec).__name__}")
-    if spec.strip().startswith("delta("):
-        raise ValueError(
-            f"{spec.strip()} sends changes against copies that both ends of a link keep: it is for the activations of "
-            "a pipeline, PipelineStage(forward=...) or the forward codec of thinpipe train; here take "
-            f"{re.split('[,)]', spec.strip().removeprefix('delta('))[0].strip()} or another codec"
-        )
     name, _, argument = spec.strip().partition(":")
     if needs_link(spec):
         raise ValueError(
@@ -181,12 +174,12 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
 
 def needs_link(spec: str) -> bool:
     """Return True if a spec names a link codec with state, not a codec."""
-    return spec.strip().startswith(("axes:", "delta("))
+    return spec.strip().startswith("axes:")
 
 
 def split_specs(text: str) -> list[str]:
-    """Split a comma-separated list of specs: ``"none,delta(kmeans:2,first=fp16)"`` are two."""
-    return [spec.strip() for spec in re.split(r",(?![^(]*\))", text) if spec.strip()]
+    """Split a comma-separated list of specs."""
+    return [spec.strip() for spec in text.split(",") if spec.strip()]
 
 
 def _presets() -> dict[str, tuple[str, str]]:
@@ -197,7 +190,7 @@ def _presets() -> dict[str, tuple[str, str]]:
 
 def _taken() -> tuple[str, ...]:
     """Return the names that other packages cannot register."""
-    return *FAMILIES, *_presets(), "axes", "delta"
+    return *FAMILIES, *_presets(), "axes"
 
 
 def _unknown(name: str, spec: str) -> str:
@@ -218,7 +211,4 @@ def _examples() -> list[str]:
 
 
 def _usages() -> str:
-    return (
-        f"{', '.join(_examples())}, for activations over links axes:2 and delta(kmeans:2), and your own as "
-        "package.module:Class"
-    )
+    return f"{', '.join(_examples())}, for activations over links axes:2, and your own as package.module:Class"

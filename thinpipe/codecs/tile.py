@@ -73,10 +73,6 @@ class Tile(KernelCodec):
             raise ValueError("+rot and +zero exclude each other: zero of a rotated tile is not zero of its values")
 
     @property
-    def leaves_less(self) -> bool:
-        return self.bits > 1  # two levels are only the ends of the range
-
-    @property
     def spec(self) -> str:
         size = "" if self.tile == DEFAULT_TILE else f"/{self.tile}"
         options = "".join(f"+{name}" for name in ("rot", "sr", "zero") if getattr(self, name))

@@ -11,6 +11,7 @@ JSON and sums are checksummed, of bounded size, and never unpickled.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ LARGEST = 1 << 24  # bytes: the most that one worker can make another allocate
 _CHECKSUM_BYTES = 8
 # Links use tags from 1 << 30 on, users small ones; 1 << 29 is that of sums in training, and of the ring in generation.
 _SUM_TAG = 1 << 29
+_PING_TAG = _SUM_TAG + 2
 FILE_TAG = _SUM_TAG + 1  # of model files, which a thread sends while the main thread uses the group
 
 
@@ -80,6 +82,18 @@ class Group:
     def barrier(self) -> None:
         """Return once all workers have called this. A collective."""
         self.sum(torch.zeros(1))
+
+    def delay_ms(self, rounds: int = 2) -> float:
+        """Return the longest time that a small message takes to this worker. A collective of a backend with tags."""
+        took = []
+        for _ in range(rounds):  # workers leave the first barrier up to one delay apart
+            pending = PendingSum(self, 1, _PING_TAG)
+            self.barrier()
+            began = time.perf_counter()
+            pending.send([0.0])
+            pending.result()
+            took.append(time.perf_counter() - began)
+        return 1e3 * min(took)
 
     def gather(self, facts: Any) -> list[Any]:
         """Return the facts (JSON) of every worker, on all of them. A collective."""
@@ -190,17 +204,17 @@ class PendingSum:
     numbers reach the others after one network delay, while a collective takes two or more.
     """
 
-    def __init__(self, group: Group, count: int) -> None:
-        self._group = group
+    def __init__(self, group: Group, count: int, tag: int = _SUM_TAG) -> None:
+        self._group, self._tag = group, tag
         self._parts = [torch.empty(count * 8 + _CHECKSUM_BYTES, dtype=torch.uint8) for _ in range(group.size)]
         self._peers = [peer for peer in range(group.size) if peer != group.rank]
-        self._works = [group.irecv(self._parts[peer], peer, _SUM_TAG) for peer in self._peers]
+        self._works = [group.irecv(self._parts[peer], peer, tag) for peer in self._peers]
 
     def send(self, numbers: Sequence[float]) -> None:
         """Send the numbers of this worker; call it once."""
         message = _with_checksum(torch.tensor(numbers, dtype=torch.float64).view(torch.uint8))
         self._parts[self._group.rank] = message
-        self._works += [self._group.isend(message, peer, _SUM_TAG) for peer in self._peers]
+        self._works += [self._group.isend(message, peer, self._tag) for peer in self._peers]
 
     def result(self) -> list[float]:
         """Wait for all workers and return the sums, added in the order of ranks."""

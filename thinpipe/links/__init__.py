@@ -13,7 +13,7 @@ own tag, so the order of messages does not matter and no order can deadlock.
     stage         torch's calls
     stage_links   the up to four link ends of a stage
     send, recv    the two ends: (1) to (5), and their counters
-    link_codec    the payload: a codec, changes of cached samples (delta), rows in a PCA basis (learned); registry
+    link_codec    the payload: a codec, samples that are sent once (activation_cache), rows in a PCA basis (learned)
     transport     the sends and receives: direct, through pinned memory, or in the order of a schedule
     memory        the buffers of wires
     message       one tensor of one chunk in transit: integer packing, checksum

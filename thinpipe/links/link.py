@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from thinpipe.links.activation_cache import SentSamples
 from thinpipe.links.counters import Counters, DeviceClock, Event, Ledger, LinkEnd
 from thinpipe.links.link_codec import LinkCodec
 from thinpipe.links.message import is_packed
@@ -22,6 +23,7 @@ class Link:
 
     tap: Tap | None = None  # of a sender: called with every tensor before it is encoded
     trace = False  # at a receiver, also record arrival times: one thread per message
+    sent: SentSamples | None = None  # if chunks whose samples were sent before are not sent again
 
     def __init__(self, codec: LinkCodec, route: Route, events: list[Event], *, scheduled: bool = False) -> None:
         self.codec, self.route, self.device = codec, route, route.device
@@ -50,6 +52,15 @@ class Link:
     def all_messages(self) -> Iterator[tuple[int, int]]:
         """Yield the chunk and slot of every message of a step."""
         return itertools.product(range(self.chunks), range(len(self.slots)))
+
+    def skips(self, chunk: int) -> bool:
+        """Return True if a chunk of the current step is not sent."""
+        return self.sent is not None and self.sent.has(chunk)
+
+    @property
+    def is_prefetched(self) -> bool:
+        """True if receives are posted before a step begins: before the samples that are sent in it are known."""
+        return self.transport.ahead and self.sent is None
 
     def drop_buffers(self) -> None:
         """Drop all buffers: they belong to other slots."""

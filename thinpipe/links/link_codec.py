@@ -1,6 +1,6 @@
 """Link codecs: the one interface for all that encodes the tensors of a link.
 
-``CodecAdapter`` encodes every tensor with one codec, ``delta`` the change of each sample, and ``learned`` rows in a PCA
+``CodecAdapter`` encodes every tensor with one codec, ``activation_cache`` every sample, and ``learned`` rows in a PCA
 basis. A further method is one more subclass of ``LinkCodec`` and an entry in ``registry``; links know none by name.
 
     before the first step   configure, with the slots; sizes of all messages follow: wire_formats, basis_schedule
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -57,11 +56,10 @@ class LinkCodec(ABC):
     Before it is attached to a link and configured with slots, only specs, sizes and ``warm_up`` are available.
     """
 
-    needs_samples = False  # True if a training step needs the indices of its samples
     needs_basis = False  # True if decoding needs a basis that is learned in training
 
     def __init__(self, *codecs: Codec) -> None:
-        self.codecs = codecs  # the first one encodes values never sent before, the last one values sent again
+        self.codecs = codecs  # the first one encodes tensors before anything is learned
         self.slots: Sequence[Slot] = ()
         self.chunks = 1  # of a step
         self.training = False  # the current step is a training step, not an evaluation
@@ -74,19 +72,14 @@ class LinkCodec(ABC):
     # The spec
 
     @classmethod
-    def parse(cls, spec: str, *, samples: int | None, copies_in: Path | None) -> LinkCodec:
-        """Return the link codec of a spec; ``samples`` and ``copies_in`` as in ``registry.link_codec``."""
+    def parse(cls, spec: str) -> LinkCodec:
+        """Return the link codec of a spec."""
         raise ValueError(f"{spec!r} makes no sense: {cls.__name__} does not define parse")
 
     @property
     @abstractmethod
     def spec(self) -> str:
         """The canonical spec, from which other workers create the same link codec."""
-
-    @property
-    def evaluation_spec(self) -> str:
-        """The spec for samples that are sent only once, as in an evaluation."""
-        return self.spec
 
     @property
     def stateless_codec(self) -> Codec | None:
@@ -141,12 +134,8 @@ class LinkCodec(ABC):
         self.slots, self.chunks = slots, chunks
         self._formats = [self.wire_formats(slot, chunks) for slot in slots]
 
-    def reserved_bytes(self) -> int:
-        """Return the bytes of memory that grow with the number of samples."""
-        return 0
-
     def reserve(self) -> None:  # noqa: B027
-        """Allocate that memory now, not in the first step."""
+        """Allocate memory that grows with the number of samples now, not in the first step."""
 
     def max_bytes(self, index: int) -> int:
         """Return the size in bytes of the largest wire of a slot."""
@@ -154,8 +143,8 @@ class LinkCodec(ABC):
 
     # A step
 
-    def begin_step(self, step: int, training: bool, samples: Tensor | None = None) -> None:
-        """Begin the messages of a step; those of an evaluation change no state. ``samples``: None if not known."""
+    def begin_step(self, step: int, training: bool) -> None:
+        """Begin the messages of a step; those of an evaluation change no state."""
         self.step, self.training = step, training
 
     def wire_format(self, chunk: int, index: int) -> WireFormat:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from thinpipe.links.activation_cache import SampleCodec
 from thinpipe.links.counters import Event, Stamp, now
 from thinpipe.links.link import Link
 from thinpipe.links.message import Message
@@ -24,7 +25,7 @@ class RecvLink(Link):
 
     def expect_step(self) -> None:
         """(0) Post the receives of the next step before it begins, when message lengths are not known yet."""
-        for chunk, index in self.all_messages() if self.transport.ahead else ():
+        for chunk, index in self.all_messages() if self.is_prefetched else ():
             message = self._message(chunk, index)
             message.buffer = message.storage
             self.transport.memory.reuse(message)
@@ -38,14 +39,18 @@ class RecvLink(Link):
 
     def post(self) -> None:
         """(1) Post the receives of a step, if the transport posts receives ahead."""
-        self.transport.post((self._expect(chunk, index) for chunk, index in self.all_messages()), self.trace)
+        expected = (numbers for numbers in self.all_messages() if not self.skips(numbers[0]))
+        self.transport.post((self._expect(*numbers) for numbers in expected), self.trace)
 
     def recv_ops(self, chunk: int) -> list[dist.P2POp]:
         """Return the receive operations of one chunk, for a schedule that orders and awaits them."""
-        return self.transport.recv_ops(self._expect(chunk, index) for index in range(len(self.slots)))
+        indices = () if self.skips(chunk) else range(len(self.slots))
+        return self.transport.recv_ops(self._expect(chunk, index) for index in indices)
 
     def receive(self, chunk: int) -> list[Tensor]:
         """(3) Wait for a chunk and decode it."""
+        if self.skips(chunk):
+            return [self._recall(self._message(chunk, index)) for index in range(len(self.slots))]
         tensors = []
         for index, slot in enumerate(self.slots):
             message = self._messages[chunk, index]
@@ -117,9 +122,20 @@ class RecvLink(Link):
             received = wire.view(slot.dtype).view(slot.shape).detach()  # autograd refuses to detach views in place
             self.codec.observe_raw(chunk, index, received)
             return received
-        spares = self._spare.get(index)
-        message.lent = spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)
+        message.lent = self._lend(index)
         with self.clock.measure() if not message.raw else nullcontext():
             self.codec.decode(chunk, index, wire, message.lent)
         memory.close(message)
         return message.lent.detach()  # a new leaf every time: gradients of the previous use must not carry over
+
+    def _recall(self, message: Message) -> Tensor:
+        """Decode a tensor that was sent in an earlier step."""
+        assert isinstance(self.codec, SampleCodec)
+        message.lent = self._lend(message.slot)
+        with self.clock.measure():
+            self.codec.recall(message.chunk, message.slot, message.lent)
+        return message.lent.detach()
+
+    def _lend(self, index: int) -> Tensor:
+        slot, spares = self.slots[index], self._spare.get(index)
+        return spares.pop() if spares else torch.empty(slot.shape, dtype=slot.dtype, device=self.device)

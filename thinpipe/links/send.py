@@ -34,6 +34,8 @@ class SendLink(Link):
 
     def send(self, chunk: int, tensors: Sequence[Tensor]) -> list[dist.P2POp]:
         """(2) Encode and send, or return the operations that send. Block only if ``window`` chunks are in transit."""
+        if self.skips(chunk):
+            return []
         if len(tensors) != len(self.slots) or not all(isinstance(each, Tensor) for each in tensors):
             found = [str(Slot.of(each)) if isinstance(each, Tensor) else type(each).__name__ for each in tensors]
             raise ValueError(
@@ -50,7 +52,7 @@ class SendLink(Link):
 
     def cancel_prefetch(self) -> None:
         """Cancel the step that the other end expects: send one byte in place of each message."""
-        for numbers in self.all_messages() if self.transport.ahead else ():
+        for numbers in self.all_messages() if self.is_prefetched else ():
             message = Message(self.step, *numbers, buffer=torch.zeros(1, dtype=torch.uint8))
             self.transport.start(message)
             self.transport.await_work(message)

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 from thinpipe.comm.errors import LinkError
 
 if TYPE_CHECKING:
-    from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule
+    from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, Schedule1F1B
     from thinpipe.pipeline.stage import PipelineStage
 
-__all__ = ["ClientServerSchedule", "LinearSchedule", "LinkError", "PipelineStage"]
+__all__ = ["ClientServerSchedule", "LinearSchedule", "LinkError", "PipelineStage", "Schedule1F1B"]
 
 _LAZY = {
     "ClientServerSchedule": "thinpipe.pipeline.schedule",
     "LinearSchedule": "thinpipe.pipeline.schedule",
     "PipelineStage": "thinpipe.pipeline.stage",
+    "Schedule1F1B": "thinpipe.pipeline.schedule",
 }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thinpipe.links.sample_cache import check_samples
+from thinpipe.links.activation_cache import check_samples
+from thinpipe.pipeline.delay import delay_ms
 from thinpipe.pipeline.shaped_stage import ShapedStage
 from thinpipe.pipeline.siblings import agree, check_place, indices_here, register, siblings_of
 from thinpipe.version import __version__
@@ -27,25 +28,22 @@ class LinkedStage(ShapedStage):
         self._placement: dict[int, int] = {}  # the worker of each stage, as the links were set up for it
         self._actions_left = 0  # of the current step
         self._open = self._posted = False
+        self.delay_ms = 0.0  # of the slowest link to this worker, measured before the first step
         register(self)
 
     def set_samples(self, samples: Sequence[int] | Tensor) -> None:
-        """Set the samples of the next training step, in the order of its batch: for ``forward="delta(...)"``.
+        """Set the samples of the next step, in the order of its batch, so that known activations are not sent again.
 
-        Call it with the same samples for all stages of all workers before ``schedule.step``, but not before an
-        evaluation, which does not change the copies and sends each sample like a first pass.
+        Call it with the same samples for all stages of all workers before ``schedule.step``. A step without samples
+        sends all activations. Stages after ``frozen_before`` do not need samples.
         """
-        links = self.links
-        if links.sample_count is None:
-            raise ValueError(f"only delta(...) needs the samples of a step, and this stage has {links.forward_spec}")
-        links.samples = check_samples(samples, links.sample_count)
-
-    tell_samples = set_samples  # its name up to version 0.2
+        if self.links.sent is not None:
+            self.links.samples = check_samples(samples, self.links.sent.samples)
 
     def link_state_dict(self) -> dict[str, dict[str, Tensor]]:
         """Return the state of this stage's links; save it alongside the module's state.
 
-        ``forward`` and ``backward``: codec state, and the steps so far. ``sent`` and ``received``: copies of samples,
+        ``forward`` and ``backward``: codec state, and the steps so far. ``sent`` and ``received``: a learned basis,
         equal at both ends of a link.
         """
         state = {end.direction: end.codec.state_dict() for end in self.links.sends}
@@ -100,7 +98,7 @@ class LinkedStage(ShapedStage):
             "worker of each stage": [self.stage_index_to_group_rank[stage] for stage in range(self.num_stages)],
             "forward codec": self.links.forward_spec,
             "backward codec": self.links.backward_spec,
-            "samples with copies": self.links.sample_count,
+            "stage that keeps activations, samples": self.links.kept,
             _trains(self.stage_index): self.is_trained,
         } | ({"model and cuts": plan} if plan else {})
 
@@ -113,10 +111,12 @@ class LinkedStage(ShapedStage):
         stages = [stage for stage in siblings_of(self) if stage._open and not stage._posted]
         if any(stage._unchecked for stage in stages):
             agree(self, (stage.links.traffic(stage.has_backward) for stage in stages))
+            self.delay_ms = delay_ms(self) if self.has_backward else 0.0
         for stage in stages:
+            stage.delay_ms = max(stage.delay_ms, self.delay_ms)
             stage._posted, stage._unchecked = True, False
             stage._actions_left = stage._chunks * stage._actions_per_chunk()
-            stage.links.begin_messages(stage.has_backward)
+            stage.links.begin_messages(stage.has_backward, stage._chunks)
             for link in stage.links.receives:
                 if stage.has_backward or link.direction == "forward":
                     link.post()

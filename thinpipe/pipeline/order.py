@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 Order = str  # see ORDERS
@@ -43,6 +44,14 @@ def in_flight(order: Order, stages: int, chunks: int) -> int:
     """Return the chunks that the first stage computes before it needs the gradients of the first of them."""
     name, _, most = order.partition(":")
     return chunks if name == "gpipe" else int(most or stages)
+
+
+def needed_in_flight(stages: int, delay_ms: float, chunk_ms: float) -> int:
+    """Return the chunks in flight that keep workers busy if each computes ``chunk_ms`` and messages take ``delay_ms``.
+
+    A chunk returns to the first stage after ``stages`` computations and one delay per link in each direction.
+    """
+    return stages + math.ceil(2 * (stages - 1) * delay_ms / max(chunk_ms, 1e-3))
 
 
 def gpipe(placement: Sequence[int], chunks: int) -> dict[int, list[Action]]:
@@ -85,46 +94,58 @@ def _spaced(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[
     # The input of an action is produced at an earlier tick, or, on the last stage, just before it.
     actions = [Action(stage, kind, c) for stage in range(last + 1) for kind in ("F", "B") for c in range(chunks)]
     actions.sort(key=tick)
-    workers = sorted(set(placement))
-    return {worker: [action for action in actions if placement[action.stage] == worker] for worker in workers}
+    orders: dict[int, list[Action]] = {worker: [] for worker in sorted(set(placement))}
+    for action in actions:
+        orders[placement[action.stage]].append(action)
+    return orders
 
 
 def _simulated(placement: Sequence[int], chunks: int, most: int) -> dict[int, list[Action]]:
     """Return 1F1B for links that take no time, by simulation: a forward takes 1 and a backward 2.
 
     A free worker starts the first action that is ready, backwards before forwards and late stages before early ones.
+    A worker is looked at when it becomes free and when an input of it is ready.
     """
     stages = len(placement)
     links = max(stages - 1, 1)
     workers = sorted(set(placement))
-    done_at: dict[Action, float] = {}
-    free_at = dict.fromkeys(workers, 0.0)
+    mine = {worker: [stage for stage in reversed(range(stages)) if placement[stage] == worker] for worker in workers}
+    free_at = dict.fromkeys(workers, 0)
     orders: dict[int, list[Action]] = {worker: [] for worker in workers}
-    started = {(stage, kind): 0 for stage in range(stages) for kind in "FB"}
-    time = 0.0
+    forwards, backwards = [0] * stages, [0] * stages  # started
+    done: dict[str, list[list[int]]] = {kind: [[] for _ in range(stages)] for kind in "FB"}  # when each chunk is
 
-    def ready(action: Action) -> bool:
-        stage, kind, chunk = action
-        held = chunk - started[stage, "B"]
+    def ready(kind: str, stage: int, time: int) -> bool:
+        chunk = backwards[stage] if kind == "B" else forwards[stage]
+        held = chunk - backwards[stage]
         if chunk >= chunks or (kind == "F" and held > math.ceil((most - 1) * (stages - 1 - stage) / links)):
             return False
-        needs = [Action(stage, "F", chunk)] if kind == "B" else []
+        needs = [done["F"][stage]] if kind == "B" else []
         if kind == "F" and stage > 0:
-            needs.append(Action(stage - 1, "F", chunk))
+            needs.append(done["F"][stage - 1])
         if kind == "B" and stage < stages - 1:
-            needs.append(Action(stage + 1, "B", chunk))
-        return all(done_at.get(need, float("inf")) <= time for need in needs)
+            needs.append(done["B"][stage + 1])
+        return all(chunk < len(ends) and ends[chunk] <= time for ends in needs)
 
-    while len(done_at) < 2 * stages * chunks:
-        for worker in workers:
+    looks = {0: set(workers)}  # by time
+    times = [0]
+    while times:
+        time = heappop(times)
+        for worker in looks.pop(time):
             if free_at[worker] > time:
                 continue
-            mine = [stage for stage in reversed(range(stages)) if placement[stage] == worker]
-            candidates = [Action(s, kind, started[s, kind]) for kind in ("B", "F") for s in mine]
-            chosen = next((action for action in candidates if ready(action)), None)
-            if chosen is not None:
-                started[chosen.stage, chosen.kind] += 1
-                free_at[worker] = done_at[chosen] = time + (1 if chosen.kind == "F" else 2)
-                orders[worker].append(chosen)
-        time += 1
+            for kind, stage in ((kind, stage) for kind in ("B", "F") for stage in mine[worker]):
+                if not ready(kind, stage, time):
+                    continue
+                started = backwards if kind == "B" else forwards
+                orders[worker].append(Action(stage, "B" if kind == "B" else "F", started[stage]))
+                started[stage] += 1
+                free_at[worker] = ended = time + (1 if kind == "F" else 2)
+                done[kind][stage].append(ended)
+                neighbour = stage + (1 if kind == "F" else -1)
+                if ended not in looks:
+                    looks[ended] = set()
+                    heappush(times, ended)
+                looks[ended] |= {worker, placement[neighbour]} if 0 <= neighbour < stages else {worker}
+                break
     return orders

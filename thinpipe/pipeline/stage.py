@@ -41,9 +41,10 @@ from thinpipe.comm.control import ACTIVITY
 from thinpipe.comm.group import P2POp
 from thinpipe.links.counters import DeviceClock, Event, now
 from thinpipe.pipeline.batchnorm import DeferredStatistics, frozen_statistics, tracking_norms
+from thinpipe.pipeline.delay import check_delay
 from thinpipe.pipeline.local_stage import LocalStage
 from thinpipe.pipeline.shaped_stage import drop_buffers
-from thinpipe.pipeline.siblings import indices_here
+from thinpipe.pipeline.siblings import indices_here, siblings_of
 from thinpipe.pipeline.stage_links import LinkOptions
 
 
@@ -81,6 +82,8 @@ class PipelineStage(LocalStage):
         deferred = deferred_batch_norm and tracking_norms(submodule)
         self.statistics = DeferredStatistics(submodule) if deferred else None
         self.recompute = recompute
+        self.warns_of_delay = True
+        self._held = self._most_held = 0  # chunks whose backward has not run
         self._unsplit = set[int]()  # chunks whose backward was not split into inputs and weights
         self.clocks = {kind: DeviceClock(device) for kind in ("forward", "backward", "weight")}
 
@@ -99,6 +102,10 @@ class PipelineStage(LocalStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.begin()
+        if self.links.is_known(fwd_chunk_id):
+            self.fwd_cache[fwd_chunk_id] = ((), [])
+            self.count_action()
+            return ()
         infos, link = self.args_recv_info[fwd_chunk_id], self.links.forward_recv
         if link:
             gradients = self.has_backward and torch.is_grad_enabled()
@@ -110,6 +117,8 @@ class PipelineStage(LocalStage):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if link:
             link.keep_shared(fwd_chunk_id, tree_leaves(output))
+        self._held += 1
+        self._most_held = max(self._held, self._most_held)
         self.count_action()
         return output
 
@@ -193,6 +202,7 @@ class PipelineStage(LocalStage):
         return []
 
     def _release(self, chunk: int) -> None:
+        self._held -= 1
         if not self.is_first:
             drop_buffers(self.args_recv_info[chunk])
         drop_buffers(self.grad_recv_info[chunk])
@@ -212,6 +222,9 @@ class PipelineStage(LocalStage):
     def end(self) -> None:
         if self.statistics:
             self.statistics.commit()
+        if self.is_first and self.steps == 1 and self.has_backward and self.warns_of_delay:
+            check_delay(siblings_of(self), self._chunks, self._most_held)
+        self._held = 0
         super().end()
 
     @contextmanager

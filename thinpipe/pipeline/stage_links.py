@@ -13,10 +13,11 @@ from torch import Tensor
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.backend import capabilities_of
+from thinpipe.links.activation_cache import SentSamples
 from thinpipe.links.counters import Event
 from thinpipe.links.link import Link
 from thinpipe.links.recv import RecvLink
-from thinpipe.links.registry import check_directions, link_codec
+from thinpipe.links.registry import check_directions, link_codec, sent_once
 from thinpipe.links.send import SendLink
 from thinpipe.links.slot import Handover, Route, Slot
 
@@ -28,8 +29,12 @@ class LinkOptions:
     forward: str | Codec
     backward: str | Codec
     seed: int = 0  # of stochastic rounding (``+sr``). With the same seed, runs are bit-identical
-    samples: int | None = None  # number of different samples: needed by ``forward="delta(...)"``
-    copies_in: Path | None = None  # directory for copies of samples on disk; None: in memory
+    # Stages before this one give the same outputs for a sample in every step, which are then sent once and kept by it;
+    # None: all are sent in every step.
+    frozen_before: int | None = None
+    samples: int | None = None  # number of different samples: needed by ``frozen_before``
+    copies_in: Path | None = None  # directory for what is kept, on disk; None: in memory
+    keeps: bool = True  # False: encode outputs of those stages as if they were kept, but send them in every step
     window: int = SendLink.window  # chunks in transit on a link before the worker waits for the oldest
     post_ahead: bool | None = None  # post all receives at the start of a step; None: if messages have tags (gloo)
     handover: Handover | None = None  # through which stages of one process exchange wires
@@ -44,12 +49,16 @@ class StageLinks:
         backward = directions(backward)[1] if isinstance(backward, str) else backward
         check_directions(forward, backward)
         self.forward_spec, self.backward_spec = link_codec(forward).spec, link_codec(backward).spec
-        self.needs_samples = link_codec(forward).needs_samples
-        if self.needs_samples and options.samples is None:
-            raise ValueError(f"{self.forward_spec} keeps a copy of every sample: give their number, samples=N")
-        self.sample_count = options.samples if self.needs_samples else None
+        # Of the stages before ``frozen_before``, and of the one that keeps their outputs.
+        self.sent: SentSamples | None = None
+        before, self.kept = options.frozen_before, [options.frozen_before, options.samples]
+        if before is not None and stage <= before:
+            if options.samples is None:
+                raise ValueError(f"stage {before} keeps activations of every sample: give their number, samples=N")
+            self.sent = SentSamples(options.samples, keeps=options.keeps)
+        self.is_repeated = before is not None and stage < before
         self.events: list[Event] = []  # of the current or the last step
-        self.samples: Tensor | None = None  # of the next training step
+        self.samples: Tensor | None = None  # of the next step
         ends: dict[str, Link] = {}
         is_ahead = capabilities_of(group, device).tags if options.post_ahead is None else options.post_ahead
         for name, source, target in (
@@ -60,11 +69,14 @@ class StageLinks:
         ):
             if min(source, target) >= 0 and max(source, target) < stages:
                 spec = forward if target > source else backward
-                codec = link_codec(spec, samples=self.sample_count, copies_in=options.copies_in)
+                is_once = target > source and before is not None and target <= before
+                storage = {"stores": target == stage == before, "directory": options.copies_in}
+                codec = sent_once(spec, self.sent, **storage) if is_once else link_codec(spec)
                 codec.seed = options.seed
                 route = Route(source, target, source == stage, device, group, handover=options.handover)
                 kind = SendLink if route.sends else RecvLink
                 ends[name] = kind(codec, route, self.events, scheduled=not is_ahead)
+                ends[name].sent = self.sent if is_once else None
         self._set(ends)
         for each in self.sends:
             each.window = options.window
@@ -86,6 +98,10 @@ class StageLinks:
     @property
     def receives(self) -> list[RecvLink]:
         return [end for end in self if isinstance(end, RecvLink)]
+
+    def is_known(self, chunk: int) -> bool:
+        """Return True if the outputs of this stage for a chunk are kept elsewhere, so they need not be computed."""
+        return self.is_repeated and self.sent is not None and self.sent.has(chunk)
 
     @property
     def forward(self) -> dict[str, Link]:
@@ -115,13 +131,13 @@ class StageLinks:
         for end in self:
             end.begin_step(step)
 
-    def begin_messages(self, training: bool) -> None:
-        """Begin the messages of a step with its samples; an evaluation has none."""
-        samples = self.samples if training else None
-        if training:
-            self.samples = None
+    def begin_messages(self, training: bool, chunks: int) -> None:
+        """Begin the messages of a step with its samples."""
+        if self.sent is not None:
+            self.sent.begin(self.samples, chunks)
+        self.samples = None
         for end in self:
-            end.codec.begin_step(end.step, training, samples)
+            end.codec.begin_step(end.step, training)
 
     def traffic(self, training: bool) -> dict[str, Any]:
         """Return the slots that must be equal at both ends before the first tensor is sent."""

@@ -89,8 +89,8 @@ class Samples:
         return Samples(order, training, data.validation)
 
 
-def evaluation_batch(split: Split, start: int, batch_size: int) -> Batch:
-    """Return a full batch of the samples from ``start`` on, padded with sample 0 at the end of the split."""
+def evaluation_samples(samples: int, start: int, batch_size: int) -> Tensor:
+    """Return the numbers of a full batch from ``start`` on, padded with sample 0 at the end of the split."""
     indices = torch.arange(start, start + batch_size)
-    indices[indices >= len(split)] = 0
-    return split.batch(indices)
+    indices[indices >= samples] = 0
+    return indices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from thinpipe.train.checkpoints.folder import companions_of
 from thinpipe.train.data import Facts
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.loss import Loss
+from thinpipe.train.engines.partitioned_model import CacheOptions
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
 from thinpipe.train.engines.plan import describe_held
 from thinpipe.train.engines.preference import BETA, PreferenceLoss
@@ -107,6 +108,9 @@ def _make_engine(
     chunk = tuple(Meta((settings.chunk_size, *meta.shape[1:]), meta.dtype) for meta in facts.inputs)
     names = {"names": INPUTS} if facts.shape.packed else {}
     model = world.together(lambda: cut_model(adapted, chunk, fill, amp=settings.amp, **names))
+    model = replace(model, quantized=settings.quantize is not None)
+    if settings.compile:
+        model.compile()
     make_loss = partial(PreferenceLoss, beta=settings.dpo_beta or BETA) if task.has_pairs else Loss
     if settings.parallel != "pipeline":
         return ReplicaEngine(
@@ -131,16 +135,22 @@ def _make_engine(
         forward=settings.compress_forward,
         backward=settings.compress_backward,
         seed=settings.seed,
-        samples=facts.train_samples,
-        copies_in=running.delta_cache,
         shaping=running.link,
+        cache=CacheOptions(
+            samples=facts.train_samples,
+            validation_samples=facts.validation_samples,
+            directory=running.activation_cache,
+            limit=running.activation_cache_limit,
+        )
+        if facts.repeats and settings.epochs > 1
+        else None,
     )
     engine = world.together(
         lambda: PipelineEngine(
             model, chunk, cutting, links, world, amp=settings.amp, recompute=settings.recompute, make_loss=make_loss
         )
     )
-    world.together(lambda: engine.reserve_copies(running.delta_cache_limit))
+    world.together(engine.reserve_cache)
     return engine
 
 

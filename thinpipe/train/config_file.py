@@ -20,6 +20,7 @@ from thinpipe.train.tasks.panels import PANELS
 
 _WHAT = "a YAML file of options"
 _BYTES = 100_000  # limit; all options together take a twentieth of it, and PyYAML parses 100 kB/s
+_DEPTH = 10  # of collections; an option is a list at most
 _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq")}
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -108,7 +109,11 @@ def _entries(path: Path) -> Iterator[tuple[str, yaml.Node]]:
     text = read_text(path, _WHAT, limit=_BYTES)
     try:
         # An alias is text that may expand without end; found before anything is built from it.
+        depth = 0
         for event in yaml.parse(text, Loader=yaml.BaseLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEPTH:  # PyYAML's time grows with its square
+                raise ValueError(f"{path} cannot be read as {_WHAT}: it is nested too deeply")
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"{path}, line {event.start_mark.line + 1}: *{event.anchor}: write the value itself")
         root = yaml.compose(text, Loader=yaml.BaseLoader)
@@ -117,8 +122,6 @@ def _entries(path: Path) -> Iterator[tuple[str, yaml.Node]]:
         where = "" if mark is None else f", line {mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ValueError(f"{path}{where} cannot be read as {_WHAT}: {problem}") from None
-    except RecursionError:
-        raise ValueError(f"{path} cannot be read as {_WHAT}: it is nested too deeply") from None
     if not isinstance(root, yaml.MappingNode):
         raise ValueError(f"{path} is no mapping of options to values, as in task: digits")
     seen: dict[str, Any] = {}

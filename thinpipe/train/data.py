@@ -32,6 +32,7 @@ from thinpipe.train.engines.same_files import check_same_files
 from thinpipe.train.engines.units import Meta, meta_of
 from thinpipe.train.engines.world import SetupError, World
 from thinpipe.train.models.adapters import adapt
+from thinpipe.train.models.quantized import check_installed
 from thinpipe.train.models.saved_adapter import SavedAdapter
 from thinpipe.train.settings import Settings
 from thinpipe.train.tasks.sources import SHARED_FILES, identity
@@ -50,6 +51,7 @@ class Facts:
     train_samples: int
     validation_samples: int
     inputs: tuple[Meta, ...]  # of one sample
+    repeats: bool = False  # the inputs of a sample are the same in every epoch
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, without the class names: no model needs them for training."""
@@ -59,12 +61,15 @@ class Facts:
     @staticmethod
     def from_json(facts: dict[str, Any]) -> Facts:
         inputs = tuple(Meta(tuple(shape), dtype_named(dtype)) for shape, dtype in facts["inputs"])
-        return Facts(Shape(**facts["shape"]), facts["train_samples"], facts["validation_samples"], inputs)
+        counts = (facts["train_samples"], facts["validation_samples"])
+        return Facts(Shape(**facts["shape"]), *counts, inputs, facts["repeats"])
 
 
 def check_possible(task: Task, settings: Settings, adapter: SavedAdapter | None = None) -> None:
     """Raise ValueError for errors that can be detected without reading samples or building the model."""
     check_objective(task, settings)
+    if settings.quantize is not None:
+        check_installed()
     source = settings.source
     units = task.preflight(source)
     if settings.lora is not None or settings.freeze or adapter is not None:
@@ -136,7 +141,8 @@ def read_data(
                 f"the {len(data.train)} samples to train on; {remedy}"
             )
         sample = _first_sample(task, data.validation)
-        return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs))
+        repeats = getattr(data.train, "repeats", False)
+        return data, Facts(shape, len(data.train), len(data.validation), meta_of(sample.inputs), repeats)
 
     found = world.together(read)
     facts = Facts.from_json(world.gather(found[1].to_json() if found else None)[0])

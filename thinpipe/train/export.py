@@ -34,6 +34,7 @@ from thinpipe.train.models.adapters import (
     plain_name,
     without_adapters,
 )
+from thinpipe.train.models.quantized import dequantize, plain_tensors
 from thinpipe.train.models.save import ModelFolder, ModelForm
 from thinpipe.train.models.weights import LoadWeights
 from thinpipe.train.settings import Settings
@@ -192,6 +193,7 @@ class Exporter:
     def _mine(self) -> dict[str, Tensor]:
         tensors = model_tensors(self._engine) if self._engine.owns_state else {}
         if self._merge:
+            tensors = plain_tensors(tensors, (stage.module for stage in self._engine.stages.values()))
             return {plain_name(name): each for name, each in tensors.items() if name not in self._adapters}
         return {name: each for name, each in tensors.items() if name in self._adapters} if self._adapters else tensors
 
@@ -206,6 +208,7 @@ class Exporter:
         ACTIVITY.note("exporting")
         if self._merge:
             for stage in self._engine.stages.values():
+                dequantize(stage.module)
                 merge(stage.module)  # in place, without more memory; they are not needed separately any more
         if self._export is None:
             self._world.gather(self._world.control.send_pieces(tensor_pieces(self._mine().values()), 0))

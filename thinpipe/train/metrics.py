@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinpipe.train.batches import evaluation_batch
+from thinpipe.train.batches import evaluation_samples
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.preference import PreferenceLoss
 from thinpipe.train.tasks.task import IGNORED, Data, Metric, OfText, Split
@@ -44,7 +44,8 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
         for number, start in enumerate(range(0, samples, batch_size)):
             if not engine.takes(number):
                 continue
-            batch = evaluation_batch(split, start, batch_size) if split is not None else None
+            engine.samples = evaluation_samples(samples, start, batch_size)
+            batch = split.batch(engine.samples) if split is not None else None
             outputs = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
             if outputs is None or batch is None:
                 continue
@@ -55,6 +56,7 @@ def evaluate(engine: Engine, split: Split | None, samples: int, batch_size: int,
             loss += summed
     finally:
         engine.set_training(True)
+        engine.samples = None
     if not engine.client_has_outcome:
         for outcome in (predictions, labels, loss):
             engine.world.control.sum(outcome)
@@ -79,7 +81,7 @@ def keep_reference(engine: Engine, data: Data | None, samples: Sequence[int], ba
     engine.set_training(False)
     for split, count in zip(splits, samples, strict=True):
         for start in range(0, count, batch_size):
-            batch = None if split is None else evaluation_batch(split, start, batch_size)
+            batch = None if split is None else split.batch(evaluation_samples(count, start, batch_size))
             outputs = engine.predict(batch.inputs if batch and engine.reads_inputs else None)
             if outputs is not None and batch is not None:
                 engine.loss.keep(outputs, batch.labels)

@@ -71,7 +71,9 @@ def _float_optimizer(
         {"params": [p for p in trained if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return SlicedAdamW([group for group in groups if group["params"]] or groups[:1], lr=lr, betas=adam_betas)
+    on_gpu = bool(trained) and all(parameter.is_cuda for parameter in trained)
+    groups = [group for group in groups if group["params"]] or groups[:1]
+    return SlicedAdamW(groups, lr=lr, betas=adam_betas, fused=on_gpu or None)
 
 
 class SlicedAdamW(torch.optim.AdamW):
@@ -163,7 +165,8 @@ def state_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict
 
 def load_state_for(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, what: str, value: Tensor) -> None:
     """Load one of the tensors that ``state_for`` returned."""
-    value = value.to(parameter.device) if value.dim() else value  # torch's optimizers keep step counts on the CPU
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    value = value.to(parameter.device) if value.dim() or fused else value  # other step counts stay on the CPU
     if isinstance(optimizer, MasterWeights):
         optimizer.load_state_for(parameter, what, value)
     else:

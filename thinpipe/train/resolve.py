@@ -197,9 +197,6 @@ def _kept(saved: Settings, chosen: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: getattr(saved, name) for name in (*options_of(Trained), *names)}
     if chosen.get("compress") is not None or saved.parallel == "data":
         kept.pop("compress_forward", None)
-    elif same and saved.parallel == "pipeline":
-        # delta(...) needs samples that were seen before
-        kept["compress_forward"] = link_codec(saved.compress_forward).evaluation_spec
     return kept
 
 

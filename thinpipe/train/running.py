@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from thinpipe.comm.membership import PATIENCE_S, is_served, member
-from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, Rule, between, check, shared_values
 from thinpipe.system.sizes import parse_size
 from thinpipe.train.checkpoints.best import follow_best
@@ -85,16 +84,16 @@ class Capture:
 class RunOptions:
     """Options of one execution of a run: may differ each time it resumes, and do not change its result."""
 
-    delta_cache: Path | None = link_option(
-        "Folder for the copies of samples that delta(...) keeps.",
+    activation_cache: Path | None = link_option(
+        "Folder for activations of frozen layers, which are sent once and kept by the receiver.",
         metavar="DIR",
         default_text="in memory",
         per_machine=True,
         advanced=True,
         default=None,
     )
-    delta_cache_limit: int = link_option(  # bytes
-        "Maximum size of these copies per machine.",
+    activation_cache_limit: int = link_option(  # bytes
+        "Maximum size of these activations; if they need more, or with 0B, they are sent in every epoch.",
         metavar="SIZE",
         default_text="4GiB",
         parse=parse_size,
@@ -265,12 +264,6 @@ class RunOptions:
             raise OptionError("{mirror_every} is for runs with servers of `thinpipe serve`: name them with {servers}")
         if self.export is not None:
             settings.check_export(merge=self.merge)
-        cached = self.delta_cache is not None or self.delta_cache_limit != RunOptions.delta_cache_limit
-        if cached and not link_codec(settings.compress_forward).needs_samples:
-            raise OptionError(
-                "{delta_cache} and {delta_cache_limit} are for delta(...), and activations travel through "
-                f"{settings.compress_forward}; leave them out"
-            )
         if self.in_process:
             self._check_in_process(settings)
         if self.link is not None and parallel == "none":

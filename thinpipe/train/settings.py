@@ -65,6 +65,15 @@ class Trained(Source, _TaskName):
     lora_dropout: float = model_option(
         "Dropout of adapters.", metavar="X", rule=below(1), training_only=True, advanced=True, default=0.0
     )
+    quantize: Literal["nf4"] | None = model_option(
+        "Hold frozen weights of the blocks in 4 bits, under the adapters of {lora}.",
+        kind=Literal["nf4"],
+        metavar="TYPE",
+        default_text="not quantized",
+        training_only=True,
+        advanced=True,
+        default=None,
+    )
     freeze: tuple[str, ...] = model_option(
         "Freeze the parameters that match a pattern, as in '*.embed_tokens.*'; repeatable.",
         metavar="PATTERN",
@@ -84,6 +93,8 @@ class Trained(Source, _TaskName):
             raise OptionError(
                 f"{{{given[0]}}} is an option of adapters: give their rank with {{lora}}, as in {{lora}} 8"
             )
+        if self.quantize is not None and self.lora is None:
+            raise OptionError("4-bit weights are not trained: with {quantize}, train adapters, as in {lora} 8")
         if self.model is not None and self.config is not None:
             raise OptionError(
                 "{model} starts from a model's weights, {config} from its description alone: give one of them"
@@ -158,7 +169,7 @@ class Settings(Trained, TaskDefaults):
         advanced=True,
     )
     compress_forward: str = link_option(
-        "Codec of activations; axes:B learns a basis, delta(SPEC) sends changes since the last epoch.",
+        "Codec of activations; axes:B learns a basis.",
         metavar="SPEC",
         default_text="as {compress}",
         kept="same parallel",
@@ -207,6 +218,12 @@ class Settings(Trained, TaskDefaults):
     recompute: bool = stage_option(
         "Recompute activations in the backward pass to save memory.",
         aliases=("gradient_checkpointing",),
+        advanced=True,
+        default=False,
+    )
+    compile: bool = training_option(
+        "Compile the blocks with torch.compile: a minute at the start; small microbatches on GPUs run faster.",
+        movable=True,
         advanced=True,
         default=False,
     )

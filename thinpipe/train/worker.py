@@ -153,7 +153,8 @@ def _train(
     if running.save is not None or running.resume is not None:
         frozen = frozen_hash(engine)
         about |= {} if frozen is None else {"frozen": frozen}
-    notices = [*notices, *(data.notices if data is not None else ()), *(exporter.notices if exporter else ())]
+    of_data, of_export = data.notices if data is not None else (), exporter.notices if exporter else ()
+    notices = [*notices, *of_data, *of_export, *engine.notices]
     engine.warm_up()
     options = {name: getattr(settings, name) for name in OPTIMIZER_OPTIONS}
     optimizer = make_optimizer(engine.parameters(), **options)

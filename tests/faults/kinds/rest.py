@@ -28,7 +28,7 @@ def draw_rest(random: random.Random, setting: Setting, undisturbed: Undisturbed)
         drawn = type(random)(state)
         for step in damaged:
             damage(_folder(run.saved, step), drawn)
-        run.command("-m", "thinpipe", "train", "--resume", str(run.saved))
+        run.resume()
 
     def also(run: Run, result: Result) -> None:
         machine = run.machines[0]

@@ -143,7 +143,7 @@ def test_more_runs_than_anybody_waits_for_are_counted_not_made(tmp_path: Path) -
 
 
 FEW_BITS = {"few_bits_digits": "digits", "few_bits_grammar": "grammar", "few_bits_hard": "digits"}
-DELTA, DDP = "delta", "ddp"
+DDP = "ddp"
 TEXT = ("lm",)
 SMALL = {
     "lm_small": {*RECIPES, "tile:5/gauss:3+unbiased"},
@@ -159,7 +159,7 @@ ON_A_GPU = (
     "lm_scratch_seeds",
     "lm_scratch_32_seeds",
 )
-OF_THEIR_OWN = {*FEW_BITS, DELTA, DDP, *SMALL, *ON_A_GPU}  # a test each, or one for some
+OF_THEIR_OWN = {*FEW_BITS, DDP, *SMALL, *ON_A_GPU}  # a test each, or one for some
 
 
 @pytest.mark.parametrize("name", FEW_BITS)
@@ -168,17 +168,6 @@ def test_plans_of_few_bits_hold_the_recipes_against_the_older_codecs(name: str) 
     assert {run.settings["task"] for run in plan.runs} == {FEW_BITS[name]}
     assert {run.settings["seed"] for run in plan.runs} == {0, 1, 2, 3, 4}
     assert {"none", *RECIPES, "uniform:4", "sort:3+1", "kmeans:2"} <= {run.codec for run in plan.runs}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "shared"),
-    [
-        (DELTA, "few_bits_hard", 5),  # none
-    ],
-)
-def test_plans_that_may_share_a_file_of_results_share_runs(one: str, other: str, shared: int) -> None:
-    runs = [{run.identity for run in read_plan(PLANS / f"{name}.toml", resolve).runs} for name in (one, other)]
-    assert len(runs[0] & runs[1]) == shared
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,6 @@ def test_codecs_of_a_family_with_as_many_bits_have_lines_of_their_own(tmp_path: 
         ("fp16", "fp16"),
         ("kmeans:2/sort:6+2", "kmeans/sort"),
         ("tile:2/64+sr/tile:4", "tile/tile"),
-        ("delta(sort:1+1,first=fp16)/sort:6+2", "delta(sort,first=fp16)/sort"),
     ],
 )
 def test_lines_are_named_after_families(codec: str, family: str) -> None:

@@ -15,12 +15,13 @@ def test_the_plan_shows_stages_and_traffic():
     assert "2 to 1  backward   sort:6+2   8x320x2x2    327.7   82.2  0.251" in links
 
 
-def test_the_plan_shows_the_bytes_of_new_samples_with_delta():
+def test_the_plan_shows_the_bytes_of_the_first_steps():
     plan = make_plan()
     first, *rest = plan.links
-    delta = replace(first, spec="delta(sort:2)", wire_bytes=65_536, first_wire_bytes=262_144)
-    links = report.plain_text(plan_tables(replace(plan, links=(delta, *rest)))[1])
-    assert "delta(sort:2): 262.1 kB a step forward while samples are new, 65.5 kB after that." in links
+    learned = {"wire_bytes": 65_536, "first_wire_bytes": 262_144, "first_steps": 35, "learned_bytes": 1000}
+    axes = replace(first, spec="axes:2", **learned)
+    links = report.plain_text(plan_tables(replace(plan, links=(axes, *rest)))[1])
+    assert "axes:2: 262.1 kB a step forward in the first 35 steps, 65.5 kB after that, of which 1.0 kB are" in links
 
 
 def test_the_plan_notes_that_masks_may_need_less():

@@ -296,7 +296,7 @@ def test_warm_up_touches_nothing() -> None:
 def test_specs(written: str, canonical: str) -> None:
     found = link_codec(written)
     assert isinstance(found, PCACodec)
-    assert found.spec == link_codec(written).evaluation_spec == canonical
+    assert found.spec == canonical
 
 
 @pytest.mark.parametrize("spec", ["axes:0.4", "axes:9", "axes:", "axes:two", "axes:nan", "axes:2+", "axes:2+soon"])

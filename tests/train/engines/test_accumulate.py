@@ -29,7 +29,6 @@ TWICE = {"accumulate": 2, "batch_size": 18}
         pytest.param(1, {"parallel": "none", "chunks": 3}, {"chunks": 6}, id="one process"),
         pytest.param(2, {"compress": "none"}, {"chunks": 6}, id="pipeline"),
         pytest.param(2, {"compress": "none", "schedule": "1f1b", "layout": "linear"}, {"chunks": 6}, id="a line"),
-        pytest.param(2, {"compress_forward": "delta(uniform:2)"}, {"chunks": 6}, id="copies of samples"),
         pytest.param(2, {"parallel": "data"}, {"chunks": 2}, id="replicas"),
     ],
 )

@@ -42,3 +42,15 @@ def test_gradients_that_are_all_zero_stay_so() -> None:
     weight.grad = torch.zeros(3)
     clip([weight], norm_of([sum_of_squares([weight])]), 1.0)
     assert weight.grad.tolist() == [0, 0, 0]
+
+
+def test_the_sum_of_squares_is_that_of_each_gradient_in_float32_or_wider() -> None:
+    torch.manual_seed(0)
+    weights = [
+        nn.Parameter(torch.ones(size, dtype=kind)) for kind in (torch.bfloat16, torch.float32) for size in (3, 700)
+    ]
+    for weight in weights:
+        weight.grad = 300 * torch.randn_like(weight)
+    each = [torch.linalg.vector_norm(weight.grad.float()).double() for weight in weights]  # type: ignore[union-attr]
+    assert sum_of_squares([*weights, nn.Parameter(torch.ones(2))]) == float(torch.stack(each).square().sum())
+    assert sum_of_squares([nn.Parameter(torch.ones(2))]) == 0

@@ -113,11 +113,11 @@ def clocks(notes: list[list[Note]]) -> list[dict[int, int]]:
     ("workers", "layout", "hops", "given"),
     [
         (2, "client-server", 4, {}),
-        (2, "client-server", 4, {"compress_forward": "delta(uniform:2)"}),
+        (2, "client-server", 4, {"compress_forward": "axes:2+now"}),
         (3, "client-server", 6, {"schedule": "1f1b:9"}),
         (3, "client-server", 6, {"clip_norm": 0.1}),
         (3, "linear", 4, {"clip_norm": 0.1}),
-        (3, "linear", 4, {"schedule": "1f1b:9", "compress_forward": "delta(uniform:2)"}),
+        (3, "linear", 4, {"schedule": "1f1b:9", "compress_forward": "axes:2+now"}),
     ],
 )
 def test_a_step_takes_one_delay_per_hop(

@@ -3,7 +3,8 @@
 import pytest
 
 from thinpipe.pipeline.order import Action, in_flight, make_order
-from thinpipe.train.engines.latency_model import LinkCost, choose_order, makespan
+from thinpipe.train.engines.latency_model import choose_order, makespan
+from thinpipe.train.engines.simulator import LinkCost
 from thinpipe.train.shaping import Queue, parse_link
 
 MB = 1_000_000  # 80 ms at 100 Mbit/s

@@ -68,13 +68,15 @@ def work(group: dist.ProcessGroup, folder: Path, options: dict[str, Any]) -> lis
     return generate(settings, world, prompts, lambda number, text, tokens: None, lambda tokenizer: None)
 
 
-def wanted(folder: Path, adapter: Path | None = None, **options: Any) -> list[list[int]]:
+def wanted(
+    folder: Path, adapter: Path | None = None, prompts: list[list[int]] = PROMPTS, **options: Any
+) -> list[list[int]]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    longest = max(map(len, PROMPTS))
-    tokens = torch.tensor([[0] * (longest - len(each)) + each for each in PROMPTS])
-    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in PROMPTS])
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(each)) + each for each in prompts])
+    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
     model = AutoModelForCausalLM.from_pretrained(folder)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter)
@@ -130,3 +132,66 @@ def test_a_codec_is_held_against_none(pool: Pool, folder: Path) -> None:
     # The long prompts are encoded, there and back; what one token brings has 512 bytes, and stays as it is.
     shape = 2, max(map(len, PROMPTS)), 64
     assert plain.wire_bytes - coded.wire_bytes == 2 * (4 * math.prod(shape) - codec("kmeans:1").wire_bytes(shape, F32))
+
+
+@pytest.mark.parametrize(
+    ("folder", "workers", "draft"),
+    [
+        ("llama", 2, "prompt"),
+        ("llama", 3, "changed"),
+        ("qwen2", 2, "changed"),
+        ("gpt2", 2, "changed"),
+        ("gemma2", 3, "changed"),
+        ("mixtral", 2, "same"),
+        ("llama", 2, "same"),
+    ],
+    indirect=["folder"],
+)
+def test_drafts_do_not_change_greedy_texts(
+    pool: Pool, folder: Path, tmp_path_factory: pytest.TempPathFactory, workers: int, draft: str
+) -> None:
+    """A changed copy of the model drafts some tokens that are accepted, and others that are not, by text."""
+    expected = wanted(folder)
+    drafter = {"prompt": "prompt", "same": str(folder)}.get(draft) or changed(folder, tmp_path_factory.mktemp("draft"))
+    (run,), *_ = pool.run(work, workers, folder, {"draft": drafter, "draft_tokens": 3})
+    assert run.tokens == expected
+    if draft == "changed":
+        assert 0 < run.accepted < run.drafted
+    if draft == "same":
+        assert run.accepted == run.drafted
+        assert run.steps == math.ceil((NEW - 1) / 4)
+
+
+def changed(folder: Path, target: Path) -> str:
+    """Write a copy of a model with a little noise."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    model.save_pretrained(target)
+    return str(target)
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_texts_end_with_drafts_where_they_end_without(pool: Pool, folder: Path) -> None:
+    """An end token, and a penalty for repeated tokens, are handled by transformers as without drafts."""
+    first = wanted(folder)[0]
+    changes = {"eos_token_id": first[5], "repetition_penalty": 1.5}
+    config = json.loads((folder / "generation_config.json").read_text()) | changes
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    (run,), _ = pool.run(work, 2, folder, {"draft": str(folder), "draft_tokens": 5, "batch_size": 2})
+    assert run.tokens[:2] == wanted(folder, prompts=PROMPTS[:2])
+    assert run.tokens[2:] == wanted(folder, prompts=PROMPTS[2:])
+    assert len({len(each) for each in run.tokens}) > 1
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_sampled_texts_do_not_depend_on_time(pool: Pool, folder: Path) -> None:
+    options = {"draft": str(folder), "temperature": 0.9, "top_k": 20, "seed": 3, "compress": "tile:8"}
+    runs = [pool.run(work, 2, folder, options)[0][0] for _ in range(2)]
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].tokens != wanted(folder)

@@ -88,7 +88,6 @@ def test_a_model_without_a_tokenizer(model: Path, tmp_path: Path) -> None:
     [
         ({"top_k": 5}, "are for sampling"),
         ({"compare": True}, "holds a codec against none"),
-        ({"compress": "delta(kmeans:2)"}, "texts are generated once"),
         ({"compress": "2bit"}, "axes:2.5 learns .*, as in 4bit or gauss:3; got 2bit"),
         ({"compress": "5bit"}, "there is no recipe '5bit'"),
         ({"workers": 1}, "a pipeline has 2 workers or more"),

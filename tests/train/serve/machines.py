@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.preloaded import Program
@@ -26,8 +27,18 @@ class Machine:
         self.folder = folder
         self.commands: list[Command] = []
 
-    def type(self, *arguments: str, command: tuple[str, ...] = ("-m", "thinpipe"), **given: Any) -> Command:
-        environment = {"THINPIPE_HOME": str(self.folder / "key"), "XDG_CACHE_HOME": str(self.folder / "cache")}
+    def type(
+        self,
+        *arguments: str,
+        command: tuple[str, ...] = ("-m", "thinpipe"),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **given: Any,
+    ) -> Command:
+        environment = {
+            **environment,
+            "THINPIPE_HOME": str(self.folder / "key"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
         environment |= {"COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[3]), "HF_HUB_OFFLINE": "1"}
         self.commands.append(
             Command([*command, *arguments], self.folder, len(self.commands), os.environ | environment, **given)
@@ -48,13 +59,12 @@ class Command:
         folder: Path,
         number: int,
         environment: dict[str, str],
-        start: Callable[..., Any] = Program,
         **given: Any,
     ) -> None:
         self._out, self._err = folder / f"out-{number}", folder / f"err-{number}"
         with self._out.open("w") as out, self._err.open("w") as err:
             options = {"stdout": out, "stderr": err, "cwd": folder, "env": environment} | given
-            self.process = start(*arguments, **options)
+            self.process = Program(*arguments, **options)
 
     @property
     def out(self) -> str:

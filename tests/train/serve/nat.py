@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from tests.preloaded import NAMESPACE
 from tests.train.serve.machines import Command, Machine, until
 
 LACKS = next(
@@ -49,7 +50,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 
 
 class Place(Machine):
-    """A machine in a network namespace; its commands are real processes, as if typed there."""
+    """A machine in a network namespace; its commands run there with all processes that they start."""
 
     def __init__(self, folder: Path, namespace: str, address: str) -> None:
         super().__init__(folder)
@@ -57,11 +58,7 @@ class Place(Machine):
         self.cable = "", ""  # the namespace and the name of its port at the bridge
 
     def type(self, *arguments: str, command: tuple[str, ...] = ("-m", "thinpipe"), **given: object) -> Command:
-        return super().type(*arguments, command=command, start=self._start, **given)
-
-    def _start(self, *arguments: str, **given: object) -> subprocess.Popen[str]:
-        words = ["ip", "netns", "exec", self.namespace, sys.executable, *arguments]
-        return subprocess.Popen(words, text=True, start_new_session=True, **given)  # type: ignore[call-overload]
+        return super().type(*arguments, command=command, environment={NAMESPACE: self.namespace}, **given)
 
     def plug(self, state: Literal["up", "down"]) -> None:
         """Plug its cable in, or out."""

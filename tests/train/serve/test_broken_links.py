@@ -1,79 +1,22 @@
-"""A proxy between client and server: it records all bytes, and cuts connections in the middle of a run."""
+"""Connections between client and server that break in the middle of a run, and strangers at the port."""
 
 from __future__ import annotations
 
 import random
 import re
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.train.serve.machines import DIGITS, LIMIT_S, machines
+from tests.train.serve.proxy import proxied
 from thinpipe.lab.records.record import Record
 
 pytestmark = pytest.mark.timeout(3 * LIMIT_S)
 CUTS = 4
 READABLE = ("thinpipe", "torch", "digits", "compress_forward", "batch_size", "conv_stem", "tile:8", "worker", "sha256")
-
-
-class Proxy:
-    """Forwards connections to a port, remembers their bytes, and can cut all of them."""
-
-    def __init__(self, listener: socket.socket, target: tuple[str, int], most: int = 1000) -> None:
-        self._listener, self._target = listener, target
-        self._most = most  # further connections are closed
-        self.recorded = bytearray()
-        self.connections = 0
-        self._open: list[socket.socket] = []
-        self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """Reset all connections."""
-        with self._lock:
-            for each in self._open:
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-            self._open.clear()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # the test has ended
-            while True:
-                near, _ = self._listener.accept()
-                if self.connections == self._most:
-                    near.close()
-                    continue
-                far = socket.create_connection(self._target)
-                with self._lock:
-                    self._open += [near, far]
-                    self.connections += 1
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
-
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                with self._lock:
-                    self.recorded += data
-                target.sendall(data)
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def proxied(ticket: str, most: int = 1000) -> Iterator[tuple[Proxy, str]]:
-    """A proxy to the address of a ticket, and the ticket with the proxy's address, as its owner may write it."""
-    address = ticket.split("/")[2]
-    host, _, port = address.rpartition(":")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        proxy = Proxy(listener, (host, int(port)), most)
-        yield proxy, ticket.replace(address, f"127.0.0.1:{listener.getsockname()[1]}")
-        proxy.cut()
 
 
 def sha_of(path: Path) -> str:
@@ -91,6 +34,7 @@ def test_nothing_is_readable_and_connections_that_break_are_made_again_and_chang
                 proxy.cut()  # the desk, too, which the run does not need any more
             assert command.wait() == serving.wait() == 0, command.err + serving.err
             assert proxy.connections > 2
+            assert proxy.recorded is not None
             recorded = bytes(proxy.recorded)
         local = client.type("train", *run, "--workers", "2", "--json", "local.json")
         assert local.wait() == 0, local.err

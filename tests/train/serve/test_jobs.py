@@ -93,7 +93,6 @@ def test_a_run_has_at_most_the_threads_that_the_owner_allows(client: Any, owner:
         {"layout": "linear", "client_layers": None},
         {"parallel": "data"},
         {"compress_forward": "tests.codecs.helpers:Any"},
-        {"compress_forward": "delta(os:system,first=fp16)"},
         {"model": "/etc"},
         {"epochs": "many"},
         {"lr": -1.0},
@@ -110,13 +109,18 @@ def test_settings_that_are_not_a_servers_are_rejected(change: dict[str, Any], mo
 
 @pytest.mark.parametrize(
     ("verb", "change"),
-    [("sell", {}), ("train", {"save": True, "steps": "all"}), ("train", {"delta_cache": "/root"}), ("train", {"x": 1})],
+    [
+        ("sell", {}),
+        ("train", {"save": True, "steps": "all"}),
+        ("train", {"activation_cache": "/root"}),
+        ("train", {"x": 1}),
+    ],
 )
 def test_options_that_are_not_a_runs_are_rejected(verb: str, change: dict[str, Any]) -> None:
     settings, options = training().offered()
     options |= change
-    if "delta_cache" in change:
-        assert rebuild(verb, settings, options, NO_FILES, None).arguments[0].delta_cache is None
+    if "activation_cache" in change:
+        assert rebuild(verb, settings, options, NO_FILES, None).arguments[0].activation_cache is None
         return
     with pytest.raises(ValueError, match=r"\S"):
         rebuild(verb, settings, options, NO_FILES, None)

@@ -136,7 +136,6 @@ def test_code_in_a_description_is_not_run(tmp_path: Path, manifest: dict[str, An
         {"model": "tests.train.toy:ToyTask"},
         {"config": "os.path:join"},
         {"compress_forward": "evil.module:Codec"},
-        {"compress_forward": "delta(evil:Codec:4)"},
         {"compress_backward": "evil:Codec"},
         {"compress": "evil:Codec:4"},
         {"tokenizer": "evil:load"},
@@ -149,7 +148,7 @@ def test_code_of_a_client_is_rejected(given: dict[str, Any]) -> None:
 
 
 def test_codecs_of_thinpipe_are_accepted() -> None:
-    for spec in ("tile:4+sr", "sort:6+2", "gauss:3+coded", "delta(uniform:2)", "axes:2.5+now", "8bit", "none"):
+    for spec in ("tile:4+sr", "sort:6+2", "gauss:3+coded", "axes:2.5+now", "8bit", "none"):
         check_settings({"compress": spec, "compress_forward": spec, "task": "lm", "config": "llama"})
 
 
@@ -183,7 +182,7 @@ def test_options_of_a_run_have_no_paths_of_the_client(tmp_path: Path) -> None:
         export=tmp_path / "out",
         trace=tmp_path / "trace.png",
         capture=Capture(path=tmp_path / "capture.safetensors"),
-        delta_cache=tmp_path,
+        activation_cache=tmp_path,
         keep=3,
     )
     found = place_running(running)

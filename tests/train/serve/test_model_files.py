@@ -122,6 +122,7 @@ def test_a_classifier_and_its_head(pool: Pool, tmp_path: Path) -> None:
         assert 0 < server.received[name] == client.sent[0]
 
 
+@pytest.mark.parametrize("home", ["one file, tied"], indirect=True)
 def test_checkpoints_stay_with_the_client(pool: Pool, home: Path, tmp_path: Path) -> None:
     """It resumes and is evaluated, with other cuts too, when the client alone has its folder."""
     there, run = Offer(caches=tmp_path / "caches"), tmp_path / "run"
@@ -170,6 +171,7 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.parametrize("home", ["shards"], indirect=True)  # a server keeps them in one file
 def test_a_second_run_needs_nothing_and_damage_is_fetched_again(pool: Pool, home: Path, tmp_path: Path) -> None:
     there = Offer(caches=tmp_path)
     first = pool.run(train_with, 2, there, given_of(home))[0]

@@ -15,7 +15,6 @@ from thinpipe.lab.records.record import Record
 pytestmark = [
     pytest.mark.skipif(LACKS is not None, reason=f"no {LACKS} here"),
     pytest.mark.timeout(16 * LIMIT_S),
-    pytest.mark.rate,  # makes namespaces
 ]
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 LM = ["--model", "llama", "--data", "a.txt", "--lora", "2", "--tokens", "32", "--batch-size", "8", "--chunks", "2"]

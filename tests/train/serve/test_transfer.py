@@ -16,7 +16,7 @@ from tests.train.tasks.written import write_language_model
 from tests.train.toy import world_in
 from thinpipe.comm.group import FILE_TAG
 from thinpipe.train.engines.world import SetupError
-from thinpipe.train.models.remote import all_loaded
+from thinpipe.train.models.remote import all_loaded, fetched, note_parts
 from thinpipe.train.serve import model_cache, transfer
 from thinpipe.train.serve.model_cache import CachedFolder
 from thinpipe.train.serve.model_files import describe_files, serve_files
@@ -109,6 +109,8 @@ def ask(group: Any, home: Path, requests: list[Any]) -> Any:
     if world.is_client:
         try:
             with serve_files(files, world.control, print):
+                note_parts({0: [OTHER], 1: [NAME]})
+                fetched(home / "model", [OTHER], lambda names: set(names).__contains__)
                 world.together(all_loaded)
         except SetupError as error:
             return str(error)
@@ -123,7 +125,7 @@ def ask(group: Any, home: Path, requests: list[Any]) -> Any:
     return answers
 
 
-NAME = "model.layers.0.mlp.up_proj.weight"
+NAME, OTHER = "model.layers.0.mlp.up_proj.weight", "model.embed_tokens.weight"
 
 
 def asking(blocks: Any, folder: Any = "model", total: Any = 1) -> Any:
@@ -158,6 +160,13 @@ def test_what_is_not_in_the_manifest_is_rejected(pool: Pool, home: Path, request
     error, answers = pool.run(ask, 2, home, [request_of_a_server, asking([[NAME, 0, False]])])
     assert error.startswith("worker 1 asked for tensors that are not among the run's files: ")
     assert answers == [{"problem": error}] * 2  # to the end of the run
+
+
+def test_a_server_gets_no_tensors_of_other_layers(pool: Pool, home: Path) -> None:
+    error, answers = pool.run(ask, 2, home, [asking([[NAME, 0, False]]), asking([[OTHER, 0, False]])])
+    assert error == f"worker 1 asked for a tensor of other layers than its own: {OTHER}"
+    assert "hashes" in answers[0]
+    assert answers[1] == {"problem": error}
 
 
 def test_a_server_cannot_ask_for_ever(pool: Pool, home: Path) -> None:

@@ -24,7 +24,7 @@ _COLOURS = {
     "power": "#B8A800",
     "svd": "#44AA99",
     "axes": "#332288",
-    "delta": "#117733",
+    "delta": "#117733",  # of records up to version 0.3
     "recipe": "#EE3377",
     "none": "#000000",
     "fp16": "#777777",

@@ -22,6 +22,8 @@ class GenerationColumns:
     client_ms: float = column("a step:\nclient ms", format=".2f", better="lower")
     servers_ms: float = column("servers\nms", format=".2f", better="lower")
     network_ms: float = column("network\nms", format=".2f", better="lower")
+    accepted: float | None = column("drafts\naccepted", format=".1%", better="higher")
+    tokens_per_step: float | None = column("tokens\na step", format=".2f", better="higher")
     alike: int | None = column("tokens\nas with none", format="d", better="higher")
     alike_first: int | None = column("of these\nbefore any other", format="d", better="higher")
     text: str
@@ -44,6 +46,8 @@ class GenerationColumns:
             client_ms=1e3 * client_s,
             servers_ms=1e3 * servers_s,
             network_ms=1e3 * network_s,
+            accepted=run.accepted / run.drafted if run.drafted else None,
+            tokens_per_step=run.tokens_per_step if run.drafted else None,
             alike=sum(same) if plain else None,
             alike_first=(same.index(False) if False in same else len(same)) if plain else None,
             text=run.texts[number],
@@ -61,6 +65,11 @@ def speed_lines(settings: GenerationSettings, runs: Sequence[GenerationRun]) -> 
         client, servers, network = (1e3 * each for each in run.step_s)
         parts = f": {client:.1f} client, {servers:.1f} servers, {network:.1f} network" if settings.count > 1 else ""
         yield f"  prefill {run.prefill_s:.2f} s, then {client + servers + network:.1f} ms a step{parts}"
+        if run.drafted:
+            yield (
+                f"  drafts: {run.accepted} of {run.drafted} tokens accepted ({run.accepted / run.drafted:.1%}), "
+                f"{run.tokens_per_step:.2f} tokens a step, {1e3 * run.decode_s / run.after_prefill:.1f} ms a token"
+            )
 
 
 def difference_lines(rows: Sequence[GenerationColumns]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -69,7 +68,7 @@ class PCACodec(LinkCodec):
         self._learners: dict[int, BasisLearner] = {}
 
     @classmethod
-    def parse(cls, spec: str, *, samples: int | None = None, copies_in: Path | None = None) -> PCACodec:
+    def parse(cls, spec: str) -> PCACodec:
         bits, plus, now = spec.removeprefix("axes:").partition("+")
         try:
             if plus and now.strip() != "now":
@@ -149,7 +148,7 @@ class PCACodec(LinkCodec):
 
     # A step
 
-    def begin_step(self, step: int, training: bool, samples: Tensor | None = None) -> None:
+    def begin_step(self, step: int, training: bool) -> None:
         super().begin_step(step, training)
         for index, rows in enumerate(self._rows):
             if index in self._slots:

@@ -6,7 +6,7 @@
 4  every worker loads its tensors
 
 Tensors are named as in the full model, so every worker finds its own, however the model was cut. The state of a link
-(codec state, copies of samples) is loaded by the link between the same two units, if there is one.
+(codec state) is loaded by the link between the same two units, if there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from thinpipe.comm.membership import is_served
 from thinpipe.comm.streams import HashedPieces, fill_tensors, tensor_pieces
-from thinpipe.links.registry import link_codec
 from thinpipe.options import OptionError, named
 from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 from thinpipe.train.checkpoints.folder import all_damaged, candidates, is_complete, load, newest_undamaged
@@ -112,12 +111,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     facts = world.gather(_facts_here(path))
     manifest = manifest_of(facts[0], path)
     cuts = Cuts(manifest.first_units, first_units(engine))
-    # Copies of samples are useless for other samples.
-    kinds = (
-        ("model/", "reference/")
-        if link_codec(manifest.settings.compress_forward).needs_samples
-        else ("model/", "reference/", "link/")
-    )
+    kinds = ("model/", "reference/", "link/")
 
     def read() -> State:
         if all(each == facts[0] for each in facts):
@@ -223,19 +217,19 @@ def _receive_state(
 
     ``kinds``: prefixes of the tensors to read.
     """
-    world, damage = engine.world, None
-    everything: State = {}
-    if world.is_client:
-        try:
-            for part in manifest.parts:
-                everything |= read_part(path, part, lambda name: name.startswith(kinds))
-        except DamagedError as error:
-            damage = str(error)
-    specs, damage = world.gather([specs_of(everything), damage])[0]
-    if damage is not None:
-        return {}, damage
-    mine = [name for name in specs if belongs_here(engine, cuts.moved(name))]
-    state = exchange_tensors(world, everything, specs, mine)
+    world, state = engine.world, State()
+    for part in manifest.parts:  # one at a time: all of them need not fit in the client's memory
+        tensors, damage = State(), None
+        if world.is_client:
+            try:
+                tensors = read_part(path, part, lambda name: name.startswith(kinds))
+            except DamagedError as error:
+                damage = str(error)
+        specs, damage = world.gather([specs_of(tensors), damage])[0]
+        if damage is not None:
+            return {}, damage
+        mine = [name for name in specs if belongs_here(engine, cuts.moved(name))]
+        state |= exchange_tensors(world, tensors, specs, mine)
     return {cuts.moved(name): tensor for name, tensor in state.items()}, None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,9 @@ class Engine(ABC):
     client_has_outcome: bool  # loss and predictions are on worker 0; otherwise they are sent there
     holdings: tuple[Holding, ...]  # of all workers: which stages each has, and what is in them
     order: Order | None = None  # of a pipeline
-    samples: Tensor | None = None  # indices of the samples in the next step, batch after batch; set on every worker
+    # Indices of the samples in the next step, batch after batch, or in the next evaluation batch; set on every worker.
+    samples: Tensor | None = None
+    notices: Sequence[str] = ()  # for the user
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -129,11 +132,15 @@ class Engine(ABC):
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield each parameter once, even if two stages share it, as embeddings that are also the head's weights."""
-        for parameters in self.stage_parameters().values():
+        for parameters in self.stage_parameters.values():
             yield from parameters
 
+    @cached_property
     def stage_parameters(self) -> dict[int, list[nn.Parameter]]:
-        """Return the parameters of each stage here; one that two stages share belongs to the first."""
+        """The parameters of each stage here; one that two stages share belongs to the first.
+
+        Listed once: to search the modules in every step takes milliseconds.
+        """
         seen: set[int] = set()
         found: dict[int, list[nn.Parameter]] = {}
         for index, stage in self.stages.items():

@@ -7,25 +7,15 @@ their operations: then neither hides behind the other, the case that needs the m
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from thinpipe.pipeline.order import Action, Order, make_order
+from thinpipe.train.engines.simulator import ActionCost, Hop, LinkCost, simulate
 from thinpipe.train.shaping import Queue, Shape, Shaping
 
-Hop = tuple[int, int]  # from a stage to its neighbour
 _TOLERANCE = 1.01  # the smallest number of chunks within 1 % of the best time is taken, to save memory
 _MAX_SIMULATED = 256  # chunks that are simulated, which takes a second for many stages: longer steps are periodic
-
-
-@dataclass(frozen=True)
-class LinkCost:
-    """The cost of sending one chunk from a stage to its neighbour: queues, bytes and delay."""
-
-    queues: tuple[Queue, ...]
-    wire_bytes: int
-    delay_ms: float
 
 
 def choose_order(
@@ -79,35 +69,12 @@ def makespan(
 ) -> float:
     """Return the simulated duration of an order; without costs, links take no time.
 
+    ``duration`` depends on stage and kind only.
     Two stages on two workers, 4 chunks, a forward takes 1, a backward 2: 3 x 4 for the work, 3 to fill and drain.
     """
-    last = max(action.stage for actions in orders.values() for action in actions)
-    todo = {worker: deque(actions) for worker, actions in orders.items()}
-    free = dict.fromkeys(orders, 0.0)
-    left = defaultdict[Queue, float](float)  # when the last message has left each queue
-    there: dict[Action, float] = {}  # when the input of an action from a neighbour arrives
-
-    def ready() -> Iterator[tuple[float, int]]:
-        for worker, actions in todo.items():
-            if actions:
-                begins = (actions[0].stage, actions[0].kind) in ((0, "F"), (last, "B"))
-                needed = 0.0 if begins else there.get(actions[0])
-                if needed is not None:
-                    yield max(free[worker], needed), worker
-
-    while any(todo.values()):
-        began, worker = min(ready())
-        action = todo[worker].popleft()
-        free[worker] = ended = began + duration(action)
-        neighbour = action.stage + (1 if action.kind == "F" else -1)
-        link_cost = (costs or {}).get((action.stage, neighbour))
-        if link_cost is not None:
-            begins = max([ended, *(left[queue] for queue in link_cost.queues)])
-            for queue in link_cost.queues:
-                left[queue] = begins + queue.wire_ms(link_cost.wire_bytes)
-            ended = max([ended, *(left[queue] for queue in link_cost.queues)]) + link_cost.delay_ms
-        there[Action(neighbour, action.kind, action.chunk)] = ended
-    return max(free.values())
+    actions = {action[:2]: action for each in orders.values() for action in each}
+    times = {key: ActionCost(duration(action)) for key, action in actions.items()}
+    return simulate(orders, times, costs).step_ms
 
 
 def link_costs(

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from thinpipe.train.models.unit_modules import TailUnit
 from thinpipe.train.tasks.task import IGNORED
 
-PIECE = 1 << 26  # maximum number of logits in memory at once
+PIECE = 1 << 26  # maximum number of logits in memory at once; more on a GPU with more than 16 GiB
+GPU_SHARE = 256  # bytes of a GPU's memory for each of these: about 5 % of it, with their gradients
 
 
 class Deferred(nn.Module):
@@ -36,8 +37,11 @@ class Deferred(nn.Module):
 class Loss:
     """The loss of logits, or of the inputs of ``head`` for them; labels are [N] classes or [N, T] tokens."""
 
-    def __init__(self, head: TailUnit | None, *, device: torch.device, amp: bool = False, piece: int = PIECE) -> None:
-        self._head, self._device, self._amp, self._piece = head, device, amp, piece
+    def __init__(
+        self, head: TailUnit | None, *, device: torch.device, amp: bool = False, piece: int | None = None
+    ) -> None:
+        self._head, self._device, self._amp = head, device, amp
+        self._piece = piece_on(device) if piece is None else piece
         self._share = 1.0  # weight of one labelled position in the mean over a step, times chunks
         self._right: list[Tensor] = []
         self._samples = 0.0  # that one correct position counts as
@@ -112,6 +116,13 @@ class Loss:
         step = max(self._piece // (rows * width), 1)
         step = math.ceil(length / math.ceil(length / step))  # all of about the same size
         return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def piece_on(device: torch.device) -> int:
+    """Return the maximum number of logits in memory at once: pieces are computed twice, a single one only once."""
+    if device.type != "cuda":
+        return PIECE
+    return max(PIECE, torch.cuda.get_device_properties(device).total_memory // GPU_SHARE)
 
 
 def count_labelled(labels: Tensor) -> int:

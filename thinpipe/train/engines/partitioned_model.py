@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from thinpipe.links.registry import link_codec, sent_once
 from thinpipe.links.slot import Slot
 from thinpipe.options import OptionError
 from thinpipe.pipeline.order import Order, make_order
@@ -36,15 +37,24 @@ class Cutting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Options of the activation cache on this machine, for samples that are the same in every epoch."""
+
+    samples: int  # to train on
+    validation_samples: int
+    directory: Path | None = None  # None: in memory
+    limit: int = 4 << 30  # bytes; 0: keep nothing
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links:
     """Options of the links: codecs, their state, and the shaping."""
 
     forward: str
     backward: str
     seed: int = 0  # of codecs that round at random
-    samples: int | None = None  # their number, for delta(...), which keeps copies of them
-    copies_in: Path | None = None  # folder of the copies; None: in memory
     shaping: Shaping | None = None  # rate, delay and loss, if known
+    cache: CacheOptions | None = None  # None: activations are sent in every step
 
 
 class PartitionedModel:
@@ -72,6 +82,7 @@ class PartitionedModel:
         self._operations = [sum(operations[start:end]) for start, end in pairwise((0, *self.cuts, len(units)))]
         check_shared(self.modules, self._workers)
         check_private(self.modules, self.between)
+        self.frozen_before = 0  # links to stages up to this one send activations once
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
         pairs = [(index, index + 1) for index in range(len(self.modules) - 1)]
@@ -79,8 +90,9 @@ class PartitionedModel:
         chunks, workers = self._cutting.chunks, self._workers
 
         def plan(source: int, target: int, metas: Sequence[Meta], spec: str) -> LinkPlan:
-            slots = [Slot.of(meta) for meta in metas]
-            return plan_link((source, target), slots, spec, chunks=chunks, workers=workers, world=self._world)
+            slots, is_once = [Slot.of(meta) for meta in metas], source < target <= self.frozen_before
+            codec = sent_once(spec) if is_once else link_codec(spec)
+            return plan_link((source, target), slots, codec, chunks=chunks, workers=workers, world=self._world)
 
         forward = [plan(here, there, self.between[there], self._links.forward) for here, there in pairs]
         back = [plan(there, here, gradients[there], self._links.backward) for here, there in pairs if gradients[there]]

@@ -17,14 +17,13 @@ from thinpipe.codecs.rounding import rounding_key
 from thinpipe.links.link import Link
 from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Handover, Slot
-from thinpipe.options import OptionError
 from thinpipe.pipeline.order import Order, in_flight
 from thinpipe.pipeline.partition import StageModule, stages_of
-from thinpipe.pipeline.report import LinkReport, machine_id, report, reset_counters
+from thinpipe.pipeline.report import LinkReport, report, reset_counters
 from thinpipe.pipeline.schedule import ClientServerSchedule, LinearSchedule, OrderedSchedule
-from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.engine import Engine, NamedModule, to_device
 from thinpipe.train.engines.finite import CheckedStage, NonFiniteReport, not_finite, sum_of_squares
+from thinpipe.train.engines.frozen_prefix import find_prefix
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.partitioned_model import Cutting, Links, PartitionedModel
 from thinpipe.train.engines.plan import LinkPlan, check_stage_memory
@@ -58,8 +57,9 @@ class PipelineEngine(Engine):
         self.cuts, self.holdings, self.stage_count = cut.cuts, cut.holdings, len(cut.modules)
         own = stages_of(world.worker, world.workers, cutting.layout)
         mine = {index: cut.modules[index] for index in (own if cutting.in_process is None else range(self.stage_count))}
-        check_stage_memory(mine.values(), world)
-        units.load_own(mine.values())
+        check_stage_memory(mine.values(), world, units.saved_bytes(mine.values()))
+        indices = [stages_of(worker, world.workers, cutting.layout) for worker in range(world.workers)]
+        units.load_own(mine.values(), world.device, [[cut.modules[index] for index in each] for each in indices])
         self.stages = {index: NamedModule.of(module, units.model) for index, module in mine.items()}
         for module in mine.values():
             world.to_device(module)
@@ -70,6 +70,9 @@ class PipelineEngine(Engine):
         self.reads_labels = self.stage_count - 1 in mine
         self.owns_state = True
         self.client_has_outcome = cutting.layout == "client-server" or cutting.in_process is not None
+        self.prefix = find_prefix(cut, mine, links, world, amp=amp)
+        self.notices = [self.prefix.notice] if self.prefix.notice else []
+        cut.frozen_before = self.prefix.before or 0
         self.order = cut.choose_order(mine, recompute=recompute)
         for module in cut.modules:
             module.plan += f", {self.order}"  # workers compare their plans
@@ -78,7 +81,6 @@ class PipelineEngine(Engine):
         self.loss = make_loss(units.tail, device=world.device, amp=amp)
         self._trainer = self._schedule(self.training_stages, self.loss)
         self._evaluator = self._schedule(self._evaluation_stages, None)
-        self._needs_samples = link_codec(links.forward).needs_samples
         self._losses: list[Tensor] = []
         self._predictions = 0  # since the last step of training
         self._sent_before = 0  # bytes, before the counters were last reset
@@ -88,10 +90,9 @@ class PipelineEngine(Engine):
         stage = CheckedStage(
             *self._stage_arguments(module, index, training=training),
             group=self.world.group,
-            forward=links.forward if training else link_codec(links.forward).evaluation_spec,
+            forward=links.forward,
             backward=links.backward,
-            samples=links.samples,
-            copies_in=links.copies_in,
+            **self._sample_options(training=training),
             # As many chunks as the order has in flight: a worker that could compute does not wait for a link.
             window=in_flight(self.order, self.stage_count, self._cutting.chunks),
             handover=self._handover,
@@ -103,6 +104,18 @@ class PipelineEngine(Engine):
         for link in stage.links.sends:
             link.warns = False  # link plans report it
         return stage
+
+    def _sample_options(self, *, training: bool) -> dict[str, Any]:
+        """Return the options of links that keep something of every sample."""
+        cache = self._links.cache
+        if cache is None or self.prefix.before is None:
+            return {}
+        return {
+            "samples": cache.samples if training else cache.validation_samples,
+            "copies_in": cache.directory,
+            "frozen_before": self.prefix.before,
+            "keeps": self.prefix.keeps,
+        }
 
     def _stage_arguments(self, module: StageModule, index: int, *, training: bool) -> tuple[Any, ...]:
         """Return the arguments of torch's stage class, with example inputs and outputs of one chunk."""
@@ -135,23 +148,11 @@ class PipelineEngine(Engine):
     def links(self) -> list[Link]:
         return [link for stage in self.training_stages for link in stage.links]
 
-    def reserve_copies(self, limit_bytes: int) -> None:
-        """Allocate the copies of samples that ``delta(...)`` keeps. A collective.
-
-        Raise OptionError if the copies of this machine's workers exceed the limit.
-        """
-        mine = sum(link.codec.reserved_bytes() for link in self.links)
-        sizes = self.world.gather([machine_id() or f"worker {self.world.worker}", mine])
-        here = sum(size for machine, size in sizes if machine == sizes[self.world.worker][0])
-        if here > limit_bytes:
-            raise OptionError(
-                f"delta(...) keeps copies of all samples at both ends of every link: {size_text(here)} on this "
-                f"machine, and {{delta_cache_limit}} allows {size_text(limit_bytes)}. Allow more, on disk instead of "
-                "in memory with {delta_cache} DIR; cut the model where tensors are smaller ({client_layers}); or take "
-                "another codec"
-            )
-        for link in self.links:
-            link.codec.reserve()
+    def reserve_cache(self) -> None:
+        """Allocate the activation cache; raise ValueError if there is no space."""
+        for stage in (*self.training_stages, *self._evaluation_stages):
+            for link in stage.links:
+                link.codec.reserve()
 
     def compute(self, *batches: Batch | None) -> tuple[float, float]:
         chunks = self._cutting.chunks * len(batches)
@@ -164,9 +165,9 @@ class PipelineEngine(Engine):
             self._begin_batch(number, len(batches))
             self._compute_batch(batch)
         # Average over chunks here, not in each stage as torch does: two stages may share a parameter.
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(chunks)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        if gradients and chunks > 1:
+            torch._foreach_div_(gradients, chunks)
         if not labels:
             return 0.0, 0.0
         return float(torch.stack(self._losses).detach().mean()), self.loss.correct()
@@ -182,7 +183,7 @@ class PipelineEngine(Engine):
     def _begin_batch(self, number: int, batches: int) -> None:
         for stage in self.training_stages:
             stage.begin_batch(number * self._cutting.chunks)
-            if self._needs_samples and self.samples is not None:
+            if self.samples is not None:
                 stage.set_samples(self.samples.chunk(batches)[number])
 
     def _compute_batch(self, batch: Batch | None) -> None:
@@ -200,7 +201,10 @@ class PipelineEngine(Engine):
             # Stochastic rounding differs from all training steps and other batches, and repeats if this step is
             # evaluated again.
             for link in evaluated.links:
-                link.codec.seed = rounding_key(self._links.seed, self._predictions)
+                number = self._predictions if link.sent is None else 0  # samples have keys of their own
+                link.codec.seed = rounding_key(self._links.seed, number)
+            if self.samples is not None:
+                evaluated.set_samples(self.samples)
         self._predictions += 1
         first, side_inputs = self._given(to_device(inputs or (), self.world.device))
         with torch.no_grad():

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from thinpipe.links.link_codec import LinkCodec
 from thinpipe.links.message import checksum_bytes, is_packed, max_bytes
-from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.batchnorm import frozen_statistics
 from thinpipe.pipeline.order import Action
@@ -46,12 +46,15 @@ def describe_held(holdings: Sequence[Holding], worker: int) -> str:
     return f"worker {worker} holds units {' and '.join(ranges)}"
 
 
-def check_stage_memory(modules: Iterable[nn.Module], world: World) -> None:
-    """Raise OptionError if the weights and gradients of this worker's stages exceed the memory of its device."""
+def check_stage_memory(modules: Iterable[nn.Module], world: World, saved_bytes: int = 0) -> None:
+    """Raise OptionError if the weights and gradients of this worker's stages exceed the memory of its device.
+
+    ``saved_bytes``: by quantization, once they are loaded.
+    """
     parameters = {id(each): each for module in modules for each in module.parameters()}.values()
     needed = sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in parameters)
     what = f"the stages of worker {world.worker}, {sum(each.numel() for each in parameters):,} parameters,"
-    check_fits(what, needed, "take more workers, or give others more layers", device=str(world.device))
+    check_fits(what, needed - saved_bytes, "take more workers, or give others more layers", device=str(world.device))
 
 
 def counts(parameters: Iterable[nn.Parameter]) -> dict[str, int]:
@@ -105,11 +108,10 @@ class LinkPlan:
 
 
 def plan_link(
-    stages: tuple[int, int], slots: Sequence[Slot], spec: str, *, chunks: int, workers: int, world: World
+    stages: tuple[int, int], slots: Sequence[Slot], codec: LinkCodec, *, chunks: int, workers: int, world: World
 ) -> LinkPlan:
     """Return the plan of the link from one stage to another; stage i is on worker i mod ``workers``."""
     source, target = stages
-    codec = link_codec(spec)
     formats = [codec.wire_formats(slot, chunks) for slot in slots]
     checksum = checksum_bytes(world.group, world.device)
     packed = [is_packed(slot.dtype, world.group, world.device) for slot in slots]
@@ -127,7 +129,7 @@ def plan_link(
         source_worker=source % workers,
         target_worker=target % workers,
         direction="forward" if target > source else "backward",
-        spec=spec,
+        spec=codec.spec,
         shapes=tuple(tuple(slot.shape) for slot in slots),
         tensor_bytes=chunks * sum(slot.tensor_bytes for slot in slots),
         wire_bytes=sum(sizes(-1)) + learned_bytes,

@@ -75,7 +75,7 @@ class ReplicaEngine(Engine):
         self._chunks, self._amp = chunks, amp
         self._model = cut = model if isinstance(model, Units) else cut_model(model, ())
         (module,) = cut_units(cut.units, ())
-        cut.load_own([module])
+        cut.load_own([module], world.device)
         self.stages = {0: NamedModule.of(module, cut.model)}
         self._module = world.to_device(module)
         if cut.outputs is not None:
@@ -178,7 +178,7 @@ class ReplicaEngine(Engine):
         replicas = self.world.workers
         if self._hook is not None:
             return self._hook.wire_bytes * (replicas - 1)
-        gradients = sum(p.numel() * p.element_size() for p in self._module.parameters() if p.requires_grad)
+        gradients = sum(p.numel() * p.element_size() for p in self.parameters() if p.requires_grad)
         return self._steps * 2 * gradients * (replicas - 1) // replicas
 
     def codec_state(self) -> dict[str, Tensor]:

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from thinpipe.comm.backend import CPU
 from thinpipe.options import OptionError
 from thinpipe.pipeline.partition import StageModule, UnitCost
 from thinpipe.train.engines.loss import Deferred
 from thinpipe.train.models.cut import CutModel
+from thinpipe.train.models.quantized import quantize, saved_bytes
+from thinpipe.train.models.remote import note_parts
 from thinpipe.train.models.sequential import is_sequential, unit_names, units_of
 from thinpipe.train.models.unit_modules import TailUnit, cut_into_units
 from thinpipe.train.models.weights import LoadWeights
@@ -33,6 +36,7 @@ class Units:
     load: LoadWeights | None = None  # None: the model has its weights
     tail: TailUnit | None = None  # of a language model whose logits are computed by the loss
     input_names: tuple[str, ...] = ()  # of the model, for units that take some as side inputs
+    quantized: bool = False  # hold frozen linear layers of blocks in 4 bits
 
     def side_inputs(self, names: Iterable[str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the side inputs that units take in addition to the outputs of the previous unit."""
@@ -51,15 +55,54 @@ class Units:
                 if buffer is not None and not buffer.is_meta:
                     module._buffers[name] = buffer.to(device)
 
-    def load_own(self, modules: Iterable[nn.Module]) -> None:
-        """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names."""
+    def compile(self) -> None:
+        """Compile the blocks with torch.compile: fewer and larger GPU kernels, for one shape of chunks."""
+        for unit in self.blocks:
+            unit.compile(dynamic=False)
+
+    def load_own(
+        self,
+        modules: Iterable[StageModule],
+        device: torch.device = CPU,
+        parts: Iterable[Iterable[StageModule]] = (),
+    ) -> None:
+        """Load the values of these modules' saved tensors, and of no others; each tensor under all of its names.
+
+        Blocks to be quantized are loaded one by one, and moved to the device. ``parts``: the modules of every worker.
+        """
+        if self.load is not None:
+            note_parts({worker: self._names(each) for worker, each in enumerate(parts)})
+        if not self.quantized:
+            self._load(modules)
+            return
+        for unit in (unit for module in modules for unit in module.units):
+            self._load([unit])
+            if unit in self.blocks:
+                quantize(unit.to(device))
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The units between the first and the last, of a transformers model."""
+        return self.units[1:-1]
+
+    def saved_bytes(self, modules: Iterable[StageModule]) -> int:
+        """Return the bytes that quantization will save of the weights of these modules."""
+        return saved_bytes(
+            unit for module in modules for unit in module.units if self.quantized and unit in self.blocks
+        )
+
+    def _names(self, modules: Iterable[nn.Module]) -> list[str]:
+        own = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
+        return [name for name, tensor in self.model.state_dict(keep_vars=True).items() if id(tensor) in own]
+
+    def _load(self, modules: Iterable[nn.Module]) -> None:
         if self.load is None:
             return
-        mine = {id(tensor) for module in modules for tensor in module.state_dict(keep_vars=True).values()}
         named = self.model.state_dict(keep_vars=True)
-        self.load(self.model, [name for name, tensor in named.items() if id(tensor) in mine])
+        self.load(self.model, self._names(modules))
         for name, tensor in self.model.state_dict(keep_vars=True).items():
-            tensor.requires_grad_(named[name].requires_grad)  # loading replaced the parameter by a new one
+            if tensor.is_floating_point():  # of 4-bit weights no gradient can be required
+                tensor.requires_grad_(named[name].requires_grad)  # loading replaced the parameter by a new one
 
 
 def cut_model(

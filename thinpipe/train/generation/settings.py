@@ -13,7 +13,7 @@ from torch import nn
 from thinpipe.codecs.recipes import directions
 from thinpipe.comm.membership import PATIENCE_S, member
 from thinpipe.links.registry import link_codec
-from thinpipe.options import OptionError, above, between, check, like, option
+from thinpipe.options import OptionError, above, between, check, like, option, options_of
 from thinpipe.train.checkpoints.folder import check_exported
 from thinpipe.train.models.pretrained import PretrainedModel
 from thinpipe.train.models.saved_adapter import SavedAdapter
@@ -26,6 +26,7 @@ from thinpipe.train.tasks.panels import LINKS, MACHINES, OUT, WHERE, link_option
 from thinpipe.train.tasks.sources import chosen_model
 
 WHAT, CHOICE = "Model and prompts", "Sampling"
+PROMPT = "prompt"  # drafts from earlier text
 PANELS = WHAT, CHOICE, WHERE, LINKS, OUT, MACHINES  # of the help, in this order
 
 
@@ -96,6 +97,19 @@ class GenerationSettings:
         default=None,
     )
     seed: int = like(Settings, "seed", help="Seed of sampling and of stochastic rounding.", panel=CHOICE, default=0)
+    draft: str | None = option(
+        "Draft several tokens per trip around the ring: prompt (copies earlier text), or a small causal model with the "
+        "same tokenizer.",
+        panel=CHOICE,
+        metavar="NAME",
+        default_text="no drafts",
+        parse=options_of(Settings)["model"].parse,
+        per_machine=True,
+        default=None,
+    )
+    draft_tokens: int = option(
+        "Drafted tokens per trip.", panel=CHOICE, metavar="N", rule=between(1, 256), default=8, per_machine=True
+    )
     parallel: Literal["pipeline", "none"] = stage_option(
         "Stages of the model on several workers, or one process.", default="pipeline"
     )
@@ -164,6 +178,10 @@ class GenerationSettings:
         self.pretrained.check_weights()
         if self.adapter is not None:
             self.built()
+        if (draft := self.draft_model) is not None:
+            draft.check_weights()
+            if not draft.has_tokenizer or draft.tokenizer().get_vocab() != self.pretrained.tokenizer().get_vocab():
+                raise OptionError(f"{{draft}} {self.draft} has not the tokenizer of {self.pretrained.name}")
 
     @property
     def source(self) -> Source:
@@ -177,6 +195,16 @@ class GenerationSettings:
             raise OptionError(
                 f"texts come from a model of transformers: {{model}} is a folder or a name of the hub; got {self.model}"
             )
+        return found
+
+    @cached_property
+    def draft_model(self) -> PretrainedModel | None:
+        """The model that drafts, not yet read; None: no drafts, or drafts from the prompt."""
+        if self.draft in (None, PROMPT):
+            return None
+        found = chosen_model(Source(model=self.draft, trust_remote_code=self.trust_remote_code), "causal")
+        if not isinstance(found, PretrainedModel):
+            raise OptionError(f"{{draft}} is {PROMPT}, or a folder or a name of the hub; got {self.draft}")
         return found
 
     @property

@@ -1,18 +1,18 @@
 """Messages of generation: one per step travels around the ring from the client through all servers and back.
 
-    header | mask of the new tokens | their positions | encoded states | checksum
+    header | rejected tokens of each text | mask of the new tokens | their positions | encoded states | checksum
 
 The size of a message follows from the numbers of texts and tokens. A control message, which has a header only,
-announces both for a new batch; after the first message of a batch, every step has one token per text. So a receiver
-knows the size of the next message in advance and posts its receive while it computes: gloo transfers nothing before
-that.
+announces both for a new batch, and every message the number of tokens per text of the next one: 1, or the size of a
+block with drafts. So a receiver knows the size of the next message in advance and posts its receive while it computes:
+gloo transfers nothing before that.
 """
 
 from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -31,7 +31,7 @@ from thinpipe.links.slot import Slot
 from thinpipe.train.engines.world import World
 from thinpipe.train.models.decoding import Step
 
-_NUMBERS = struct.Struct("<7I")
+_NUMBERS = struct.Struct("<8I")
 CONTROL_BYTES = _NUMBERS.size + CHECKSUM_BYTES  # of a control message
 _TAG = 1 << 29  # distinct from the tags of links, which have bit 30, and of users, which are small
 
@@ -53,6 +53,7 @@ class Head:
     number: int = 0  # sequence number of the message in its batch
     texts: int = 0
     tokens: int = 0
+    next_tokens: int = 1  # of the next message of the batch
     has_mask: bool = False
     has_positions: bool = False
     encoded: bool = False  # True: states are encoded by the codec
@@ -63,7 +64,20 @@ class Head:
     @staticmethod
     def read(message: Tensor) -> Head:
         kind, *numbers = _NUMBERS.unpack_from(message.numpy().data)
-        return Head(Kind(kind), *numbers[:3], *map(bool, numbers[3:]))
+        return Head(Kind(kind), *numbers[:4], *map(bool, numbers[4:]))
+
+    @property
+    def has_drafts(self) -> bool:
+        return self.next_tokens > 1
+
+    @property
+    def removes(self) -> bool:
+        """True if tokens of the preceding message are removed from the caches first."""
+        return self.has_drafts and self.number > 1
+
+    def following(self) -> Head:
+        """Return a header with the sizes of the next message."""
+        return replace(self, tokens=self.next_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +90,15 @@ class Limits:
     @classmethod
     def of(cls, facts: Mapping[str, Any], *, batch_size: int | None, max_tokens: int | None) -> Limits:
         """Return the sizes that the client announced (``prompts``, ``longest``), limited by options and model."""
-        texts, tokens = int(facts.get("prompts", 0)), int(facts.get("longest", 0))
+        texts, tokens = int(facts.get("prompts", 0)), max(int(facts.get("longest", 0)), int(facts.get("block", 0)))
         return cls(texts=min(texts, batch_size or texts), tokens=min(tokens, max_tokens or tokens))
 
     def check(self, head: Head, worker: int) -> None:
         """Raise ChecksumError for a larger batch."""
-        if head.texts > self.texts or head.tokens > self.tokens:
+        tokens = max(head.tokens, head.next_tokens)
+        if head.texts > self.texts or tokens > self.tokens:
             raise ChecksumError(
-                f"worker {worker} announced {head.texts} texts of {head.tokens} tokens, and {self.texts} of "
+                f"worker {worker} announced {head.texts} texts of {tokens} tokens, and {self.texts} of "
                 f"{self.tokens} are the most of this run: rejected. Start all workers with the same options"
             )
 
@@ -99,7 +114,7 @@ class Packing:
 
     def size(self, head: Head) -> int:
         wires = sum(form.wire_bytes for _, form in self._forms(head))
-        return _NUMBERS.size + 5 * head.texts * head.tokens + wires + CHECKSUM_BYTES
+        return _NUMBERS.size + head.texts * (4 + 5 * head.tokens) + wires + CHECKSUM_BYTES
 
     def pack(self, head: Head, step: Step | None) -> Tensor:
         """Return a message in host memory, without its checksum."""
@@ -107,7 +122,9 @@ class Packing:
         head.write(message)
         if step is None:
             return message
-        mask, positions, wires = self._parts(message, head)
+        rejected, mask, positions, wires = self._parts(message, head)
+        if step.rejected is not None:
+            rejected.copy_(as_bytes(torch.tensor(step.rejected, dtype=torch.int32)))
         if step.mask is not None:
             mask.copy_(step.mask)
         if step.positions is not None:
@@ -121,7 +138,7 @@ class Packing:
         return message
 
     def unpack(self, message: Tensor, head: Head, device: torch.device) -> Step:
-        mask, positions, wires = self._parts(message, head)
+        rejected, mask, positions, wires = self._parts(message, head)
         shape, states = (head.texts, head.tokens), []
         for wire, (slot, form) in zip(wires, self._forms(head), strict=True):
             state = torch.empty(slot.shape, dtype=slot.dtype, device=device)
@@ -136,16 +153,20 @@ class Packing:
             positions=positions.clone().view(torch.int32).view(shape).to(device, torch.int64)
             if head.has_positions
             else None,
+            rejected=tuple(rejected.clone().view(torch.int32).tolist())
+            if head.has_drafts and head.number > 1
+            else None,
         )
 
     def _forms(self, head: Head) -> Sequence[tuple[Slot, WireFormat]]:
         return _forms(self.states, self.codec if head.encoded else None, head.texts, head.tokens)
 
-    def _parts(self, message: Tensor, head: Head) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    def _parts(self, message: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
         count = head.texts * head.tokens
-        sizes = [form.wire_bytes for _, form in self._forms(head)]
-        _, mask, positions, *wires, _ = message.split([_NUMBERS.size, count, 4 * count, *sizes, CHECKSUM_BYTES])
-        return mask.view(head.texts, head.tokens), positions, wires
+        lengths = (form.wire_bytes for _, form in self._forms(head))
+        sizes = [_NUMBERS.size, 4 * head.texts, count, 4 * count, *lengths, CHECKSUM_BYTES]
+        _, rejected, mask, positions, *wires, _ = message.split(sizes)
+        return rejected, mask.view(head.texts, head.tokens), positions, wires
 
 
 @lru_cache(maxsize=64)  # the same for every token after the first
@@ -213,10 +234,14 @@ class Servers:
         self._ring, self._outgoing, self._incoming, self._device = ring, outgoing, incoming, device
         self._head = Head(kind=Kind.LAST)
         self.wait_s = [0.0, 0.0]  # time until states return, for prompts and for the tokens that follow
+        self.last_wait_s = 0.0
+        self.rejected: tuple[int, ...] | None = None  # by text: for the next step
+        self.meanwhile: Callable[[], None] | None = None  # called while states are on their way
 
-    def begin(self, *, encoded: bool) -> None:
-        """Mark the next step as the first of a batch."""
-        self._head = Head(kind=Kind.BEGIN, encoded=encoded)
+    def begin(self, *, encoded: bool, block: int = 1) -> None:
+        """Mark the next step as the first of a batch; those after it have ``block`` tokens per text."""
+        self._head = Head(kind=Kind.BEGIN, encoded=encoded, next_tokens=block)
+        self.rejected = None
 
     def __call__(self, step: Step) -> tuple[Tensor, ...]:
         texts, tokens = step.states[0].shape[:2]
@@ -224,7 +249,7 @@ class Servers:
         if head.kind is Kind.BEGIN:
             self._ring.send_control(head)
         else:
-            assert tokens == 1, "a key-value cache is continued token by token"
+            assert tokens == head.next_tokens, "a key-value cache is continued by blocks of one size"
         head = replace(
             head,
             kind=Kind.STATES,
@@ -234,16 +259,19 @@ class Servers:
         )
         self._head = head
         self._ring.post(self._incoming.size(head))
-        self._ring.send(self._outgoing.pack(head, step))
+        self._ring.send(self._outgoing.pack(head, replace(step, rejected=self.rejected)))
         began = time.perf_counter()
+        if self.meanwhile is not None:
+            self.meanwhile()
         _, message = self._ring.take()
-        self.wait_s[head.number > 1] += time.perf_counter() - began
+        self.last_wait_s = time.perf_counter() - began
+        self.wait_s[head.number > 1] += self.last_wait_s
         return self._incoming.unpack(message, head, self._device).states
 
     def end(self) -> None:
         """Mark the end of the batch and notify the servers."""
         if self._head.kind is Kind.STATES:
-            self._ring.send(self._outgoing.pack(replace(self._head, kind=Kind.LAST, tokens=1), None))
+            self._ring.send(self._outgoing.pack(replace(self._head.following(), kind=Kind.LAST), None))
         self._head = Head(kind=Kind.LAST)
 
     def quit(self) -> None:

@@ -23,13 +23,16 @@ from thinpipe.pipeline.partition import choose_cuts, cut_units, stages_of
 from thinpipe.train.engines.same_files import check_same_files
 from thinpipe.train.engines.units import Meta, costs_of, cut_model
 from thinpipe.train.engines.world import SetupError, World
+from thinpipe.train.generation.drafting import Drafter, ModelDrafter, PromptLookup, Scores
 from thinpipe.train.generation.prompts import Prompt, padded, positions_of
 from thinpipe.train.generation.settings import GenerationSettings
+from thinpipe.train.generation.speculation import Speculation
 from thinpipe.train.generation.wire import CONTROL_BYTES, Kind, Limits, Packing, Ring, Servers
 from thinpipe.train.models.decoding import EXAMPLE, ServedBlocks, blocks_elsewhere, check_states
 from thinpipe.train.models.forward import takes
 from thinpipe.train.models.pretrained import PretrainedModel, quiet
 from thinpipe.train.models.remote import all_loaded
+from thinpipe.train.models.rollback import new_cache
 from thinpipe.train.models.unit_modules import HeadUnit
 from thinpipe.train.tasks.sources import identity
 from thinpipe.train.versions import torch_minor
@@ -47,10 +50,12 @@ class GenerationRun:
     texts: list[str]
     seconds: float
     prefill_s: float = 0.0  # part of it, up to the first new tokens of each batch
-    steps: int = 0  # after those; each adds a token to every text of a batch
+    steps: int = 0  # after those; each adds a token to every text of a batch, or several with drafts
     wait_s: float = 0.0  # in these steps, waiting for states from the servers
     servers_s: float = 0.0  # part of it, compute time of all servers; the rest is the network
     wire_bytes: int = 0  # sent by all workers
+    drafted: int = 0  # tokens
+    accepted: int = 0
 
     @property
     def count(self) -> int:
@@ -61,10 +66,25 @@ class GenerationRun:
         return self.count / max(self.seconds, 1e-9)
 
     @property
+    def decode_s(self) -> float:
+        """The time after the first new tokens of each batch."""
+        return max(self.seconds - self.prefill_s, 0.0)
+
+    @property
+    def after_prefill(self) -> int:
+        """The number of new tokens after the first of each text; 1 if there is none."""
+        return max(self.count - len(self.tokens), 1)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The mean over steps of the new tokens of all texts."""
+        return self.after_prefill / max(self.steps, 1)
+
+    @property
     def step_s(self) -> tuple[float, float, float]:
         """The time of a step on the client, on the servers and on the network."""
-        steps, decode_s = max(self.steps, 1), max(self.seconds - self.prefill_s, 0.0)
-        client_s = max(decode_s - self.wait_s, 0.0)
+        steps = max(self.steps, 1)
+        client_s = max(self.decode_s - self.wait_s, 0.0)
         return client_s / steps, self.servers_s / steps, max(self.wait_s - self.servers_s, 0.0) / steps
 
 
@@ -90,6 +110,7 @@ def generate(
             }
             if prompts is not None:
                 facts |= {"prompts": len(prompts), "longest": max(len(prompt.tokens) for prompt in prompts)}
+                facts |= {"block": _block(settings)}
             facts = world.control.agree(shared_values(settings) | facts)
         except DisagreementError as error:
             raise SetupError(str(error)) from None
@@ -124,8 +145,14 @@ def generate(
     return runs
 
 
+def _block(settings: GenerationSettings) -> int:
+    """Return the number of tokens per text in a decoding step."""
+    return 1 if settings.draft is None else 1 + settings.draft_tokens
+
+
 def _complete_model(settings: GenerationSettings, world: World) -> nn.Module:
     model, fill = settings.built()
+    new_cache(model, rewindable=settings.draft is not None)
     fill(model, [name for name, _ in model.named_parameters(remove_duplicate=False)])
     return model.to(world.device)
 
@@ -137,6 +164,8 @@ class _Part:
         if world.is_client:
             settings.pretrained.check_generates()
         model, fill = settings.built()
+        if world.is_client:
+            new_cache(model, rewindable=settings.draft is not None)
         inputs = [Meta(EXAMPLE, torch.int64)] * (2 if takes(model, "attention_mask") else 1)
         cut = cut_model(model, inputs, fill)
         first, me = cut.units[0], world.worker
@@ -155,9 +184,10 @@ class _Part:
         bounds = [0, *(cut - 1 for cut in cuts)]
         self.blocks = range(bounds[1], bounds[-1]) if world.is_client else range(bounds[me], bounds[me + 1])
         modules = cut_units(cut.units, cuts)
-        mine = stages_of(me, world.workers, "client-server")
-        cut.load_own(modules[index] for index in mine)
-        for index in mine:
+        indices = [stages_of(worker, world.workers, "client-server") for worker in range(world.workers)]
+        parts = [[modules[index] for index in each] for each in indices]
+        cut.load_own(parts[me], parts=parts)
+        for index in indices[me]:
             world.to_device(modules[index])
         cut.buffers_to(world.device)
 
@@ -181,12 +211,12 @@ class _Part:
             if head.kind is Kind.QUIT:
                 ring.flush()
                 return
-            served.begin()
+            served.begin(rewindable=head.has_drafts)
             ring.post(self.coming.size(head))
             while (message := ring.take())[0].kind is not Kind.LAST:
                 head, began = message[0], time.perf_counter()
                 ACTIVITY.note("generating", head.number)
-                ring.post(self.coming.size(replace(head, tokens=1)))
+                ring.post(self.coming.size(head.following()))
                 step = self.coming.unpack(message[1], head, self._device)
                 packed = self.going.pack(head, replace(step, states=served(step)))
                 ring.busy_s[head.number > 1] += time.perf_counter() - began
@@ -234,6 +264,15 @@ class _Client:
             prefill_chunk_size=None,
             return_dict_in_generate=False,
         )
+        self._draft_model, self._vocabulary = None, pretrained.vocabulary
+        if (draft := settings.draft_model) is not None:
+            with quiet():
+                self._draft_model = draft.with_weights().to(device)
+
+    def _drafter(self, scores: Scores, sampling: bool) -> Drafter:
+        if self._draft_model is None:
+            return PromptLookup()
+        return ModelDrafter(self._draft_model, self._vocabulary, scores, sampling=sampling)
 
     def run(self, show: Show, make_streamer: MakeStreamer | None, *, encoded: bool = False) -> GenerationRun:
         """Continue all prompts: a single one is streamed, of several each is shown when its batch is done."""
@@ -241,7 +280,7 @@ class _Client:
         size = settings.batch_size or len(prompts)
         tokens: list[list[int]] = []
         texts: list[str] = []
-        seconds, clock = 0.0, _Clock()
+        seconds, clock, drafted, accepted = 0.0, _Clock(), 0, 0
         torch.manual_seed(settings.seed)
         for start in range(0, len(prompts), size):
             ACTIVITY.note("generating", start)
@@ -250,14 +289,27 @@ class _Client:
             streamer = make_streamer(self._tokenizer) if make_streamer is not None and len(prompts) == 1 else None
             began = clock.begin()
             if self._servers is not None:
-                self._servers.begin(encoded=encoded)
+                self._servers.begin(encoded=encoded, block=_block(settings))
+            loop: Speculation | None = None
+            if settings.draft is not None:
+
+                def on_tokens(new: list[list[int]], streamer: Any = streamer) -> None:
+                    clock.tick()
+                    if streamer is not None:
+                        streamer.put(torch.tensor(new[0]))
+
+                mask = inputs["attention_mask"]
+                loop = Speculation(self._drafter, settings.draft_tokens, mask, on_tokens, self._servers)
+            options = (
+                {"streamer": streamer, "stopping_criteria": [clock]} if loop is None else {"custom_generate": loop}
+            )
             with quiet(), torch.no_grad():
-                rows = self._model.generate(
-                    **inputs, generation_config=self._config, streamer=streamer, stopping_criteria=[clock]
-                )
+                rows = self._model.generate(**inputs, generation_config=self._config, **options)
             if self._servers is not None:
                 self._servers.end()
             seconds += time.perf_counter() - began
+            if loop is not None:
+                drafted, accepted = drafted + loop.drafted, accepted + loop.accepted
             for row in rows[:, batch["input_ids"].shape[1] :].tolist():
                 tokens.append(self._until_end(row))
                 texts.append(self._tokenizer.decode(tokens[-1], skip_special_tokens=True))
@@ -270,6 +322,8 @@ class _Client:
             prefill_s=clock.prefill_s,
             steps=clock.steps,
             wait_s=0.0 if self._servers is None else self._servers.wait_s[1],
+            drafted=drafted,
+            accepted=accepted,
         )
 
     def _until_end(self, row: list[int]) -> list[int]:
@@ -279,7 +333,7 @@ class _Client:
 
 
 class _Clock:
-    """A stopping criterion of transformers that never stops, used to measure when the tokens of a step are known."""
+    """Measures when the tokens of a step are known: as a stopping criterion of transformers that never stops."""
 
     def __init__(self) -> None:
         self.prefill_s, self.steps = 0.0, 0
@@ -289,9 +343,13 @@ class _Clock:
         self._began, self._is_first = time.perf_counter(), True
         return self._began
 
-    def __call__(self, tokens: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+    def tick(self) -> None:
+        """Mark the end of a step."""
         if self._is_first:
             self.prefill_s += time.perf_counter() - self._began
         self.steps += not self._is_first
         self._is_first = False
+
+    def __call__(self, tokens: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        self.tick()
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)

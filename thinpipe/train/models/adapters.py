@@ -188,7 +188,7 @@ open_adapters = partial(open_tensors, what="adapters", remedy="bring the file th
 def load_adapters(model: nn.Module, wanted: Iterable[str], file: Path) -> None:
     """Set these parameters to the values that peft saved; other tensors are not read."""
     wanted = sorted(wanted)
-    folder = fetched(file.parent, {saved_name(name) for name in wanted}.__contains__)
+    folder = fetched(file.parent, wanted, lambda names: {saved_name(name) for name in names}.__contains__)
     with open_adapters(folder / file.name) as saved:
         for name in wanted:
             path, _, last = name.rpartition(".")

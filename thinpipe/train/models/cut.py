@@ -218,6 +218,9 @@ class CutModel:
             return trace.returns[number].filled(number, {}, device)
 
         last = max((value.block for value in wanted), default=0)
+        if last == 0:  # no block comes before, and the head has all weights: nothing is symbolic
+            collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))
+            return found
         with without_values(device) as with_weights:
             with_weights()
             collect(last, pytree.tree_leaves(run_until(self.model, self.blocks, inputs, on_call, last)))

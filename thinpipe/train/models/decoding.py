@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.cut import CutModel, Returned, Value, Values
 from thinpipe.train.models.forward import intercepted, takes
+from thinpipe.train.models.rollback import cache_name, new_cache, roll_back, without_last
 from thinpipe.train.models.symbolic import symbolic
 from thinpipe.train.models.tiny import ORDINARY_TOKENS
 from thinpipe.train.models.verify import drop_weights
@@ -42,6 +43,7 @@ class Step:
     states: tuple[Tensor, ...]  # [texts, tokens, ...] each
     mask: Tensor | None = None  # [texts, tokens]: 0 for padding; None: the model has no such argument
     positions: Tensor | None = None  # [texts, tokens]; None: the model computes them
+    rejected: tuple[int, ...] | None = None  # by text: its last tokens that leave the caches before; None: no drafts
 
 
 Elsewhere = Callable[[Step], tuple[Tensor, ...]]
@@ -79,17 +81,6 @@ def _cut(model: nn.Module) -> CutModel:
     return cut
 
 
-def new_cache(model: Any) -> Any:
-    """Return a new cache, made as ``generate`` makes it."""
-    from transformers import DynamicCache
-
-    return DynamicCache(config=model.config.get_text_config(decoder=True))
-
-
-def cache_name(model: nn.Module) -> str:
-    return "cache_params" if takes(model, "cache_params") else "past_key_values"
-
-
 def count_tokens(cache: Any, block: nn.Module, states: Tensor) -> None:
     """Add the tokens of ``states`` to the cache layers of a remote block, as placeholders."""
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
@@ -111,9 +102,9 @@ class ServedBlocks:
         self.cut, self.blocks = cut, blocks
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, *, rewindable: bool = False) -> None:
         """Start a new batch of texts with an empty cache."""
-        self._cache = new_cache(self.cut.model)
+        self._cache = new_cache(self.cut.model, rewindable=rewindable)
         self._mask: Tensor | None = None
 
     @torch.no_grad()
@@ -121,6 +112,9 @@ class ServedBlocks:
         cut, (rows, tokens) = self.cut, step.states[0].shape[:2]
         inputs = {cut.input_names[0]: symbolic((rows, tokens), torch.int64, step.states[0].device)}
         options: dict[str, Any] = {cache_name(cut.model): self._cache, "use_cache": True}
+        if step.rejected is not None:
+            roll_back(self._cache, step.rejected)
+            self._mask = None if self._mask is None else without_last(self._mask, step.rejected)
         if step.mask is not None:
             self._mask = step.mask if self._mask is None else torch.cat([self._mask, step.mask], dim=1)
             options["attention_mask"] = self._mask

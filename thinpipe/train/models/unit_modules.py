@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thinpipe.train.models.blocks import UncuttableError
+from thinpipe.train.models.chain import Chain, chain_of, key_of, recorded
 from thinpipe.train.models.cut import CutModel, Value, Values
 from thinpipe.train.models.symbolic import is_symbolic, symbolic
 
@@ -79,13 +82,19 @@ class BlockUnit(_Unit):
             self.parts = nn.ModuleList()  # the code after the last block belongs to the tail
         self.number = number
         self.block = cut.blocks[number]
+        self._compiled: list[Any] = []  # in a list, because a compiled module is a module with the same parameters
+
+    def compile(self, **options: Any) -> None:
+        """Compile the block for training. Evaluations, of other shapes, run it as it is."""
+        self._compiled = [torch.compile(self.block, **options)]
 
     def forward(self, *tensors: Tensor, **given: Tensor) -> tuple[Tensor, ...]:
         cut, number = self.cut, self.number
         values, inputs = self.split(number, tensors, given)
         trace = cut.trace(inputs)
         args, kwargs = trace.calls[number].filled(values)
-        returned = pytree.tree_leaves(self.block(*args, **kwargs))
+        (block,) = self._compiled if self._compiled and torch.is_grad_enabled() else [self.block]
+        returned = pytree.tree_leaves(block(*args, **kwargs))
         values |= {Value("output", number, i): leaf for i, leaf in enumerate(returned) if isinstance(leaf, Tensor)}
         following = number + 1
         if following < len(cut.blocks) and cut.is_glued(following, trace):
@@ -100,6 +109,7 @@ class TailUnit(_Unit):
 
     def __init__(self, cut: CutModel) -> None:
         super().__init__(cut, len(cut.blocks) + 1, len(cut.blocks))
+        self._chains: dict[Any, Chain | None] = {}
 
     def forward(self, *tensors: Tensor, **given: Tensor) -> Tensor:
         return self.logits(tensors, given=given)
@@ -108,7 +118,24 @@ class TailUnit(_Unit):
         self, tensors: Sequence[Tensor], positions: slice | None = None, given: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """Return the logits of all positions of a text, or of these."""
-        values, inputs = self.split(len(self.cut.blocks), tensors, given or {})
+        live = self.cut.live[-1]
+        if len(live) > 1 or self.asks:
+            return self._run(tensors, positions, given or {})
+        states = tensors[0]
+        if positions is not None and positions.indices(states.shape[1]) == (0, states.shape[1], 1):
+            positions = None
+        key = key_of(states, positions, self.training)
+        if key not in self._chains:
+            version = states._version
+            with recorded(self.parts) as calls:
+                logits = self._run(tensors, positions, {})
+            self._chains[key] = chain_of(calls, states, version, positions, logits)
+            return logits
+        chain = self._chains[key]
+        return self._run(tensors, positions, {}) if chain is None else chain(states, positions)
+
+    def _run(self, tensors: Sequence[Tensor], positions: slice | None, given: Mapping[str, Tensor]) -> Tensor:
+        values, inputs = self.split(len(self.cut.blocks), tensors, given)
         logits: Tensor = self.cut.between(values, inputs, None, positions)
         return logits
 

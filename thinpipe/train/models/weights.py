@@ -11,9 +11,9 @@ Private names used in this module, seen on transformers 5.17 and 5.22: ``convers
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -175,13 +175,14 @@ def load_weights(model: Any, folder: Path, wanted: Iterable[str], draw_head: Loa
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     names = model.state_dict()
 
+    @cache
     def target(key: str) -> str:
         return str(rename_source_key(key, renamings, converters, model.base_model_prefix, names)[0])
 
-    def is_own(key: str) -> bool:
-        return target(key) in own or key in own
+    def in_files(wanted: Collection[str]) -> Callable[[str], bool]:
+        return lambda key: target(key) in wanted or key in wanted
 
-    folder = fetched(folder, is_own)
+    folder, is_own = fetched(folder, own, in_files), in_files(own)
     with ExitStack() as files:
         found = {key: read() for key, read in _stored(folder, files) if is_own(key)}
         info, _ = convert_and_load_state_dict_in_model(

@@ -285,7 +285,7 @@ class LastingRun:
 def check_lasting(job: Job, devices: Sequence[str]) -> None:
     """Raise OptionError for options that do not go together with recovery. ``devices``: of the servers."""
     running, settings = job.arguments[0], job.settings
-    for name in ("trace", "capture", "delta_cache"):
+    for name in ("trace", "capture"):
         if getattr(running, name) is not None:
             raise OptionError(f"{{{name}}} is about one group of workers: leave it out, or {{mirror_every}}")
     if len(set(settings.devices)) > 1:

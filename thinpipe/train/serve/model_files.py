@@ -35,7 +35,7 @@ from thinpipe.train.models.remote import remote_folders
 from thinpipe.train.running import RunOptions
 from thinpipe.train.serve.file_manifest import CONFIG, FolderFiles, describe_folder, find_folders, from_json, to_json
 from thinpipe.train.serve.model_cache import CachedFolder, ModelCache
-from thinpipe.train.serve.transfer import FetchedFolder, FileService, Report
+from thinpipe.train.serve.transfer import FetchedFolder, FileService, Granted, Report
 from thinpipe.train.tasks.sources import is_model_type
 from thinpipe.train.tasks.task import Source, Task
 
@@ -152,7 +152,7 @@ def place_running(running: RunOptions) -> RunOptions:
         save_local=running.save is not None,
         trace=None if running.trace is None else _NOWHERE.with_suffix(".json"),
         capture=None if capture is None else replace(capture, path=_NOWHERE.with_suffix(".safetensors")),
-        delta_cache=None,
+        activation_cache=None,
     )
 
 
@@ -160,16 +160,31 @@ def place_running(running: RunOptions) -> RunOptions:
 def serve_files(files: ClientFiles, group: Group, report: Report = print_line) -> Iterator[list[FileService]]:
     """(3) Answer the requests of all servers in this context, until they have loaded their layers."""
     servers = range(1, group.size) if files.folders else ()
-    services = [FileService(group, server, files.folders, report) for server in servers]
+    shared: dict[Path, Granted] = {}
+    for folder, described in files.folders.values():
+        if described.tensors:
+            shared.setdefault(folder, Granted(described))
+    folders = {
+        name: (folder, described, shared[folder])
+        for name, (folder, described) in files.folders.items()
+        if described.tensors
+    }
+    services = [FileService(group, server, folders, report) for server in servers]
+
+    def close() -> None:
+        for granted in shared.values():
+            granted.close()
 
     def loaded() -> None:
+        close()
         for service in services:
             service.wait()
 
-    with remote_folders({}, loaded):
+    with remote_folders({}, loaded, shared):
         try:
             yield services
         finally:
+            close()
             deadline = time.monotonic() + _END_S
             for service in services:
                 service.join(max(0.0, deadline - time.monotonic()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import ssl
 from collections.abc import Callable
@@ -22,6 +23,26 @@ def source_of(channel: socket.socket) -> str:
     with suppress(OSError):
         return str(channel.getpeername()[0])
     return "an unknown address"
+
+
+def may_dial(host: str, client: str) -> bool:
+    """Return True if a server may connect to an address that a client at ``client`` names.
+
+    Not to this machine, its own link or groups, where services may trust whoever connects, unless the client is on this
+    machine, too.
+    """
+    if ipaddress.ip_address(client.partition("%")[0]).is_loopback:
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    return not any(
+        each.is_loopback or each.is_link_local or each.is_multicast or each.is_unspecified
+        for address in addresses
+        for each in (address, getattr(address, "ipv4_mapped", None) or address)
+    )
 
 
 class Peering:

@@ -14,6 +14,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -36,12 +37,13 @@ from thinpipe.train.serve.desk import (
     reason_of,
     version_difference,
 )
-from thinpipe.train.serve.peering import CONNECT_S, Address, source_of
-from thinpipe.train.serve.roster import Roster
+from thinpipe.train.serve.peering import CONNECT_S, Address, may_dial, source_of
+from thinpipe.train.serve.roster import Roster, parse_dialers
 from thinpipe.train.serve.served_run import Owner, ServedRun
 
 _SILENT_S = 60.0  # a client that sends nothing for so long before the run is gone
 _PROBE_S = 3.0
+_MOST_PROBED, _PROBED_S = 64, 600.0  # addresses, in a time
 _MOST_DESKS = 16  # conversations at a time
 _AGAIN_S = 2.0  # between attempts to reach a client
 
@@ -67,6 +69,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._desks = threading.Semaphore(_MOST_DESKS)
         self._closing = False
+        self._probed: deque[float] = deque(maxlen=_MOST_PROBED)  # times
 
     def handle(self, route: bytes, raw: socket.socket) -> bool:
         """Take a connection of the gate; return False for a route of no run."""
@@ -185,9 +188,10 @@ class Supervisor:
                     run = self._begin(parse_offer(message["offer"]), fingerprint, client)
                     desk.send(accept=True)
                 elif "probe" in message and run is not None:
-                    desk.send(reached=self._probe(run, message["probe"]))
+                    desk.send(reached=self._probe(run, message["probe"], source_of(desk.channel)))
                 elif "start" in message and run is not None:
                     assert run.pipe is not None
+                    _check_dialled(run, message["start"], source_of(desk.channel))
                     run.started = True  # before the worker knows, so that no connection is taken for a probe
                     run.pipe.send(start=message["start"])
                     self._report(f"{run.text} starts: worker {run.offer.worker} of {len(run.roster.entries)}")
@@ -248,10 +252,19 @@ class Supervisor:
         what = "a run" if self._owner.runs == 1 else f"{len(self._runs)} runs"
         return f"{self._owner.facts.name} is busy with {what} since {minutes:.0f} min: try later, or use another server"
 
-    def _probe(self, run: ServedRun, servers: Any) -> list[int]:
-        """Return which of these servers this one reaches: their key must answer at their address."""
+    def _probe(self, run: ServedRun, servers: Any, client: str) -> list[int]:
+        """Return which of these servers this one reaches: their key must answer at their address.
+
+        A client names the addresses, so they are limited in kind and in number; the others count as not reached.
+        """
 
         def reaches(other: int, host: str, port: int) -> bool:
+            with self._lock:
+                now = time.monotonic()
+                is_limited = len(self._probed) == _MOST_PROBED and now - self._probed[0] < _PROBED_S
+                if is_limited or not may_dial(host, client):
+                    return False
+                self._probed.append(now)
             route = run.roster.route(run.offer.worker, other)
             try:
                 raw = connect(host, port, route, timeout_s=_PROBE_S)
@@ -273,3 +286,15 @@ class Supervisor:
         run.clear()
         with self._lock:
             self._runs.pop(run.folder.name, None)
+
+
+def _check_dialled(run: ServedRun, dialers: Any, client: str) -> None:
+    """Raise Rejected if a start makes this server connect to an address that it may not connect to."""
+    try:
+        found = parse_dialers(dialers, run.roster)
+    except ValueError as error:
+        raise Rejected(str(error)) from None
+    for pair in (pair for pair, dialer in found.items() if dialer == run.offer.worker):
+        host = run.roster.entries[sum(pair) - run.offer.worker].host
+        if host is None or not may_dial(host, client):
+            raise Rejected(f"this server does not connect to {one_line(str(host))[:100]} for a client elsewhere")

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from itertools import accumulate
@@ -34,7 +35,8 @@ from thinpipe.comm.streams import bytes_of, fill_tensors, memory_of
 from thinpipe.system.sanitize import first_line, one_line
 from thinpipe.system.sizes import size_text
 from thinpipe.system.tensors import spec_bytes
-from thinpipe.train.models.adapters import ADAPTER_FILE
+from thinpipe.train.models.adapters import ADAPTER_FILE, plain_name
+from thinpipe.train.models.remote import InFiles
 from thinpipe.train.models.weights import open_tensors, weight_files
 from thinpipe.train.serve.file_manifest import FolderFiles
 from thinpipe.train.serve.model_cache import BLOCK, CachedFolder, block_count
@@ -71,14 +73,44 @@ def hash_of(content: Tensor | bytes) -> str:
     return sha256(content if isinstance(content, bytes) else memory_of(content)).hexdigest()
 
 
+class Granted:
+    """The tensors of one folder of the client that each server may request: those of its layers."""
+
+    def __init__(self, files: FolderFiles) -> None:
+        self._tensors = list(files.tensors)
+        self._of_all: set[str] = set()
+        self._of_worker: defaultdict[int, set[str]] = defaultdict(set)
+        self._known = threading.Event()
+
+    def grant(self, wanted: Collection[str], in_files: InFiles, parts: Mapping[int, Collection[str]]) -> None:
+        """Note what the client is about to load, and with that what belongs to the parts of the servers."""
+        for worker, names in parts.items():
+            # Names in a file of weights lack what adapters have added.
+            is_own = in_files({*names, *map(plain_name, names)})
+            self._of_worker[worker].update(filter(is_own, self._tensors))
+        if not parts:  # every worker loads the same
+            self._of_all.update(filter(in_files(wanted), self._tensors))
+        self._known.set()
+
+    def close(self) -> None:
+        """Grant nothing more: the client has loaded its layers, or the run has ended."""
+        self._known.set()
+
+    def has(self, worker: int, tensor: str) -> bool:
+        """Return True if a server may have a tensor; wait until the client knows."""
+        self._known.wait()
+        return tensor in self._of_all or tensor in self._of_worker[worker]
+
+
+Folder = tuple[Path, FolderFiles, Granted]
+
+
 class FileService:
     """The client's answers to one server, in a thread that ends when the server has loaded its layers."""
 
-    def __init__(
-        self, group: Group, server: int, folders: Mapping[str, tuple[Path, FolderFiles]], report: Report
-    ) -> None:
+    def __init__(self, group: Group, server: int, folders: Mapping[str, Folder], report: Report) -> None:
         self._group, self._server, self._folders, self._report = group, server, folders, report
-        self._left = _MOST_ASKED * sum(files.bytes for _, files in folders.values()) + BLOCK
+        self._left = _MOST_ASKED * sum(files.bytes for _, files, _ in folders.values()) + BLOCK
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._announced: set[str] = set()  # folders of which a line was printed
@@ -116,7 +148,7 @@ class FileService:
                 raise self._error
             name, asked = self._checked(request)
             if name not in readers:
-                readers[name] = opened.enter_context(open_blocks(*self._folders[name]))
+                readers[name] = opened.enter_context(open_blocks(*self._folders[name][:2]))
             blocks = [(readers[name](tensor, number), flag) for tensor, number, flag in asked]
         except ValueError as error:
             self._error = error
@@ -135,13 +167,16 @@ class FileService:
         """Return folder and blocks of a request; raise ValueError unless the manifest has all of them."""
         try:
             name, total = request["folder"], request["total"]
-            files = self._folders[name][1]
+            _, files, granted = self._folders[name]
             asked = [(str(tensor), number, bool(flag)) for tensor, number, flag in request["blocks"]]
             sizes = [_block_bytes(files, tensor, number) for tensor, number, _ in asked]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"worker {self._server} asked for tensors that are not among the run's files: {ascii(error)[:200]}"
             ) from None
+        other = next((tensor for tensor, *_ in asked if not granted.has(self._server, tensor)), None)
+        if other is not None:
+            raise ValueError(f"worker {self._server} asked for a tensor of other layers than its own: {other}")
         self._left -= sum(sizes)
         if self._left < 0 or sum(size for size, (*_, flag) in zip(sizes, asked, strict=True) if flag) > _MOST_SENT:
             raise ValueError(f"worker {self._server} asked for more tensors than it can need")

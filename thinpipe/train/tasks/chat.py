@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -156,6 +156,7 @@ class Examples:
     fill: int  # the padding token
     masked: bool  # True: the model takes an attention mask
     packed: bool = False  # True: it takes positions instead, which restart with each conversation
+    repeats: ClassVar[bool] = True
 
     @staticmethod
     def padded_of(examples: Sequence[Encoded], length: int, fill: int, masked: bool) -> Examples:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -217,6 +217,7 @@ class Windows:
     tokens: int  # per window
     text_bytes: int  # of the text of all labels, in UTF-8
     starts: Tensor | None = None  # places of the first tokens of documents, if attention does not cross documents
+    repeats: ClassVar[bool] = True
 
     @staticmethod
     def of(documents: Iterable[str], tokenizer: Any, tokens: int, *, packed: bool = False) -> Windows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ class Pairs:
 
     rows: Examples
     first: int  # number of its first pair among those of both splits
+    repeats: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.rows)

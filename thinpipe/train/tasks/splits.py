@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ class Texts:
     mask: Tensor
     labels: Tensor
     types: Tensor | None = None  # the text of a pair that a token belongs to; None: the model takes no types
+    repeats: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,6 +74,10 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @property
+    def repeats(self) -> bool:
+        return getattr(self.whole, "repeats", False)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None = None) -> Batch:
         return self.whole.batch(self.indices[indices], augment_seed=augment_seed)

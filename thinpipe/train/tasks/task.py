@@ -61,7 +61,10 @@ class Batch:
 
 
 class Split(Protocol):
-    """The training or validation part of a data set, read by sample number."""
+    """The training or validation part of a data set, read by sample number.
+
+    A split with an attribute ``repeats`` that is true ignores ``augment_seed``.
+    """
 
     def __len__(self) -> int: ...
 

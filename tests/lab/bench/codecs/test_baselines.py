@@ -103,5 +103,3 @@ def test_only_the_codec_benchmark_has_them_without_a_link():
         parse_codecs("axes:1.5")
     with pytest.raises(ValueError, match=r"'axes:9' makes no sense: 9 bits are not from 0.5 to 8"):
         parse_codecs("axes:9", baselines=True)
-    with pytest.raises(ValueError, match=r"delta\(tile:2\) sends changes against copies"):
-        parse_codecs("delta(tile:2)", baselines=True)

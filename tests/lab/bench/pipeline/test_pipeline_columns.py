@@ -161,7 +161,6 @@ def test_torchs_stage_sends_no_codecs():
         ({"workers": (1,), "parallel": ("pipeline",)}, "nothing to measure"),
         ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
         ({"compress": ("5bit",)}, "there is no recipe '5bit'"),
-        ({"compress": ("delta(tile:2)",)}, "all steps have the same batch: measure it with thinpipe train"),
         ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
         ({"steps": 0}, "steps is from 1 to"),
         ({"interleave": 0}, "interleave is from 1 to"),

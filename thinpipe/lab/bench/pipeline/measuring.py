@@ -38,6 +38,7 @@ from thinpipe.links.registry import link_codec
 from thinpipe.links.slot import Slot
 from thinpipe.pipeline.partition import StageModule, UnitCost, measure_units
 from thinpipe.pipeline.report import LinkReport
+from thinpipe.pipeline.schedule import torch_schedule
 from thinpipe.pipeline.shaped_stage import TorchStage
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.finite import Checked
@@ -296,7 +297,7 @@ class _TorchStage(Checked, _Timed):
 
 
 class TorchStageEngine(PipelineEngine):
-    """An engine with torch's own stages as the baseline: the same model, schedule and step.
+    """An engine with torch's own stages as the baseline: the same model and step, torch's schedule for a line.
 
     Uncompressed. Transfer times are not measured, but the bytes follow from the shapes.
     """
@@ -305,6 +306,13 @@ class TorchStageEngine(PipelineEngine):
 
     def _stage(self, module: StageModule, index: int, *, training: bool) -> Any:
         return _TorchStage(*self._stage_arguments(module, index, training=training), group=self.world.group)
+
+    def _schedule(self, stages: list[Any], loss: Any) -> Any:
+        chunks = self._cutting.chunks
+        torchs = torch_schedule(self._cutting.order, len(self.partition.modules), chunks)
+        if self._cutting.layout == "client-server" or torchs is None:
+            return super()._schedule(stages, loss)
+        return torchs(stages[0], chunks, loss, scale_grads=False)
 
     def compute(self, *batches: Batch | None) -> tuple[float, float]:
         self._steps += len(batches)

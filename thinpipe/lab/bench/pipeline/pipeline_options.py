@@ -23,7 +23,6 @@ from thinpipe.train.shaping import Shaping
 from thinpipe.train.tasks.task import Source
 
 Parallel = Literal["none", "data", "pipeline"]
-Stage = Literal["thinpipe", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +126,12 @@ class PipelineBenchOptions:
         parse=lambda text: tuple(dict.fromkeys(split_specs(text))),
         default=("none", "8bit"),
     )
-    stages: tuple[Stage, ...] = _several(
-        "Stages: thinpipe; torch, which are uncompressed.", Stage, "thinpipe", name="stage"
+    baseline: Literal["torch"] | None = option(
+        "Also measure torch's own stage, which sends uncompressed; with {layout} linear under torch's own schedule.",
+        panel=WHAT,
+        metavar="torch",
+        default_text="none",
+        default=None,
     )
     client_layers: tuple[int, int] | None = option(
         "Units of the client at the beginning and the end.",
@@ -182,10 +185,10 @@ class PipelineBenchOptions:
             max(*self.workers, together) * (0 if self.source is not None else least_bytes(self.model, self.shapes)),
             "take a smaller model, smaller or fewer samples, fewer workers, or fewer rows at once with {interleave}",
         )
-        if "torch" in self.stages and self.found_device.type != "cpu":
+        if self.baseline and self.found_device.type != "cpu":
             raise OptionError(
-                "{stage} torch sends tensors from their device, which gloo cannot do from a GPU: use {device} cpu, not "
-                f"{self.device}"
+                "{baseline} torch sends tensors from their device, which gloo cannot do from a GPU: use {device} cpu, "
+                f"not {self.device}"
             )
         check_launch(self.workers, self.links)
 
@@ -221,21 +224,15 @@ class PipelineBenchOptions:
         """Yield the codecs of both directions of each value of ``compress``."""
         for text in self.compress:
             forward, backward = map(link_codec, directions(text))
-            if forward.needs_samples:
-                raise OptionError(
-                    f"{text} sends changes of a sample since the last epoch, but here all steps have the same batch: "
-                    "measure it with thinpipe train, or use another codec"
-                )
             backward.check_direction("backward")
             yield from (*forward.codecs, *backward.codecs)
 
     def _senders(self) -> Iterator[tuple[str, Literal["torch"] | None]]:
         """Yield the pairs of codec and stage: torch's stage sends uncompressed, thinpipe's with each codec."""
-        if "torch" in self.stages:
-            yield "none", "torch"
-        if "thinpipe" in self.stages:
-            for text in self.compress:
-                yield text if text in RECIPES else link_codec(text).spec, None
+        if self.baseline:
+            yield "none", self.baseline
+        for text in self.compress:
+            yield text if text in RECIPES else link_codec(text).spec, None
 
     def variants(self) -> list[Variant]:
         """Return the rows in the order of the tables: each kind of parallelism, number of workers and link."""
