@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,8 @@ def _train(
     kept = {} if data is None else data.companions
     engine, exporter, about = prepare(task, settings, running, world, facts, kept, keeper=keeper)
     settings = replace(settings, schedule=engine.order or settings.schedule)  # a resumed run keeps it over any links
-    if running.save is not None or running.resume is not None:
-        frozen = frozen_hash(engine)
-        about |= {} if frozen is None else {"frozen": frozen}
+    if (running.save is not None or running.resume is not None) and (frozen := frozen_hash(engine)) is not None:
+        about["frozen"] = frozen
     of_data, of_export = data.notices if data is not None else (), exporter.notices if exporter else ()
     notices = [*notices, *of_data, *of_export, *engine.notices]
     engine.warm_up()
@@ -164,15 +164,13 @@ def _train(
         size = settings.batch_size // settings.replicas
         keep_reference(engine, data, (facts.train_samples, facts.validation_samples), size)
     steps = facts.train_samples // settings.step_samples * settings.epochs
-    progress = Progress(steps=steps, metric_name=task.metric)
+    resumed = Resumed(progress=Progress(steps=steps, metric_name=task.metric), notices=[])
     if keeper is not None and keeper.base is not None:
-        base = keeper
-        progress = world.together(lambda: base.restore(engine, optimizer))
+        resumed = world.together(partial(keeper.restore, engine, optimizer))
     elif running.resume is not None:
-        resumed: Resumed = world.together(
-            lambda: resume(running, settings, engine, optimizer, fingerprint, about.get("frozen"))
-        )
-        progress, notices = resumed.progress, notices + resumed.notices
+        frozen = about.get("frozen")
+        resumed = world.together(lambda: resume(running, settings, engine, optimizer, fingerprint, frozen))
+    progress, notices = resumed.progress, notices + resumed.notices
     plan = _plan(task, settings, running, facts, engine, progress)
     first, last = plan.first_step, plan.last_step
     watchers = world.together(lambda: make_watchers(running, settings, engine, first_step=first, last_step=last))
@@ -195,17 +193,11 @@ def _train(
         keeper=keeper,
     )
     if keeper is not None:
-        keeper.begin(engine, (data, facts), make_listener, expected_bytes)
+        make_listener = keeper.begin(engine, (data, facts), make_listener, expected_bytes)
         notices = [] if restores else [*notices, keeper.notice(running.mirror_every)]
-    end, unexported = _run(loop, plan, exporter, _listener(make_listener, world, keeper), notices)
+    end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
     _check_kept(running, loop.unsaved, unexported)
     return end
-
-
-def _listener(make_listener: Callable[[], Listener], world: World, keeper: Keeper | None) -> Listener | None:
-    if not world.is_client:
-        return None
-    return make_listener() if keeper is None else keeper.listener
 
 
 def _check_kept(running: RunOptions, unsaved: str | None, unexported: str | None) -> None:

@@ -17,7 +17,7 @@ from thinpipe.system.sizes import size_text
 from thinpipe.system.tensors import specs_of
 from thinpipe.train.checkpoints.folder import FolderLock
 from thinpipe.train.checkpoints.manifest import Progress
-from thinpipe.train.checkpoints.resume import exchange_tensors, first_units
+from thinpipe.train.checkpoints.resume import Resumed, exchange_tensors, first_units
 from thinpipe.train.checkpoints.state import (
     Cuts,
     belongs_here,
@@ -91,14 +91,18 @@ class Keeper:
 
     def begin(
         self, engine: Engine, loaded: Any, make_listener: Callable[[], Listener], expected_bytes: list[int]
-    ) -> None:
-        """Keep what the next attempt needs: frozen weights, and on the client data and listener."""
+    ) -> Callable[[], Listener]:
+        """Keep what the next attempt needs; return a function that returns the listener of all attempts."""
         self.expected_bytes = expected_bytes
         trained = trained_tensors(engine)
         self.frozen = {name: each for name, each in model_tensors(engine).items() if name not in trained}
         if engine.world.is_client:
             self.loaded = loaded
-            self.listener = self.listener or ReplayedListener(make_listener())
+        return lambda: self._the_listener(make_listener)
+
+    def _the_listener(self, make_listener: Callable[[], Listener]) -> Listener:
+        self.listener = self.listener or ReplayedListener(make_listener())
+        return self.listener
 
     def notice(self, every: int | None) -> str:
         """Return a line for the user about the traffic of snapshots."""
@@ -138,7 +142,7 @@ class Keeper:
                     placed[id(tensor)] = module._parameters[last]
         load(model, [name for name in wanted if id(named[name]) not in kept])
 
-    def restore(self, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress:
+    def restore(self, engine: Engine, optimizer: torch.optim.Optimizer) -> Resumed:
         """Load the snapshot of all workers that this attempt begins with; return its progress. A collective."""
         assert self.base is not None
         world, own = engine.world, self.own.get(self.base)
@@ -156,7 +160,7 @@ class Keeper:
         state |= exchange_tensors(world, everything, specs, [name for name in mine if name not in state])
         load_worker_state(engine, optimizer, {cuts.moved(name): value for name, value in state.items()})
         best = progress.pop("best")
-        return Progress(**progress, best=None if best is None else tuple(best))
+        return Resumed(progress=Progress(**progress, best=None if best is None else tuple(best)), notices=[])
 
 
 class ReplayedListener(Listener):
