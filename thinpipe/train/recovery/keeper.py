@@ -1,4 +1,4 @@
-"""What the process of a worker keeps from one attempt of its run to the next: frozen weights, data and snapshots.
+"""The memory of a worker's process over the attempts of a run: frozen weights, data and snapshots.
 
 A snapshot has the changing state of one worker after a step: what a checkpoint has, under the same names, as copies in
 the memory of the host. The client keeps those of all workers, and restores the others from them.
@@ -45,7 +45,7 @@ class Snapshot:
 
 
 class Pilot(Protocol):
-    """What decides when a worker runs, keeps snapshots, and pauses."""
+    """An object that decides when a worker runs, takes snapshots and pauses."""
 
     def formed(self, world: World, expected_bytes: list[int]) -> None:
         """Report that this attempt can run, and wait until all workers can; raise if it is stopped.
