@@ -44,11 +44,11 @@ class Loop:
         samples: Samples,
         saver: Saver | None = None,
         watchers: Sequence[StepWatcher] = (),
-        keeper: Keeper | None = None,
     ) -> None:
         self.engine, self.optimizer, self.progress = engine, optimizer, progress
         self.settings, self.plan, self.samples = settings, plan, samples
-        self.saver, self.watchers, self.keeper = saver, watchers, keeper
+        self.saver, self.watchers = saver, watchers
+        self.keeper: Keeper | None = None  # if the run continues without a lost server
         self.listener: Listener | None = None
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
         self._timer = None if saver is None else SaveTimer(saver.options.save_every, plan.steps_per_epoch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,40 +146,35 @@ def _train(
     notices: list[str],
     keeper: Keeper | None,
 ) -> Finished:
-    companions = saved_companions(settings, running.resume)
-    data, facts = read_data(task, settings, world, companions, loaded=None if keeper is None else keeper.loaded)
+    loaded = None if keeper is None else keeper.loaded
+    data, facts = read_data(task, settings, world, saved_companions(settings, running.resume), loaded=loaded)
     kept_or_shared = running.save is not None or running.resume is not None or several_read(settings)
     fingerprint = fingerprint_together(data, world) if kept_or_shared else {}
     kept = {} if data is None else data.companions
     engine, exporter, about = prepare(task, settings, running, world, facts, kept, keeper=keeper)
     settings = replace(settings, schedule=engine.order or settings.schedule)  # a resumed run keeps it over any links
-    if running.save is not None or running.resume is not None:
-        frozen = frozen_hash(engine)
-        about |= {} if frozen is None else {"frozen": frozen}
-    of_data, of_export = data.notices if data is not None else (), exporter.notices if exporter else ()
-    notices = [*notices, *of_data, *of_export, *engine.notices]
+    if (running.save is not None or running.resume is not None) and (frozen := frozen_hash(engine)) is not None:
+        about["frozen"] = frozen
+    notices = [*notices, *(data.notices if data else ()), *(exporter.notices if exporter else ()), *engine.notices]
     notices += small_chunk_notices(settings, facts.shape.tokens)
     engine.warm_up()
-    options = {name: getattr(settings, name) for name in OPTIMIZER_OPTIONS}
-    optimizer = make_optimizer(engine.parameters(), **options)
+    optimizer = make_optimizer(engine.parameters(), **{name: getattr(settings, name) for name in OPTIMIZER_OPTIONS})
     seed_worker(settings.seed, world.worker)
     restores = keeper is not None and keeper.base is not None
-    if task.has_pairs and running.resume is None and not restores:
+    if task.has_pairs and not (restores or running.resume):
         size = settings.batch_size // settings.replicas
         keep_reference(engine, data, (facts.train_samples, facts.validation_samples), size)
     steps = facts.train_samples // settings.step_samples * settings.epochs
-    progress = Progress(steps=steps, metric_name=task.metric)
-    if keeper is not None and keeper.base is not None:
-        base = keeper
-        progress = world.together(lambda: base.restore(engine, optimizer))
+    resumed = Resumed(progress=Progress(steps=steps, metric_name=task.metric), notices=[])
+    if keeper is not None and restores:
+        resumed = world.together(partial(keeper.restore, engine, optimizer))
     elif running.resume is not None:
-        resumed: Resumed = world.together(
-            lambda: resume(running, settings, engine, optimizer, fingerprint, about.get("frozen"))
-        )
-        progress, notices = resumed.progress, notices + resumed.notices
+        frozen = about.get("frozen")
+        resumed = world.together(lambda: resume(running, settings, engine, optimizer, fingerprint, frozen))
+    progress, notices = resumed.progress, notices + resumed.notices
     plan = _plan(task, settings, running, facts, engine, progress)
-    first, last = plan.first_step, plan.last_step
-    watchers = world.together(lambda: make_watchers(running, settings, engine, first_step=first, last_step=last))
+    ends = {"first_step": plan.first_step, "last_step": plan.last_step}
+    watchers = world.together(lambda: make_watchers(running, settings, engine, **ends))
     expected_bytes = world.gather(state_bytes(engine, settings))
     sizes = {
         "save": _save_bytes(running, sum(expected_bytes)),
@@ -195,20 +191,15 @@ def _train(
         samples=Samples.of(data, facts.train_samples, settings, engine.shares),
         saver=_saver(running, settings, engine, fingerprint | about, expected_bytes, kept),
         watchers=watchers,
-        keeper=keeper,
     )
     if keeper is not None:
-        keeper.begin(engine, (data, facts), make_listener, expected_bytes)
+        loop.keeper, make_listener = keeper, keeper.begin(engine, (data, facts), make_listener, expected_bytes)
         notices = [] if restores else [*notices, keeper.notice(running.mirror_every)]
-    end, unexported = _run(loop, plan, exporter, _listener(make_listener, world, keeper), notices)
+    end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
     _check_kept(running, loop.unsaved, unexported)
     return end
 
 
-def _listener(make_listener: Callable[[], Listener], world: World, keeper: Keeper | None) -> Listener | None:
-    if not world.is_client:
-        return None
-    return make_listener() if keeper is None else keeper.listener
 def small_chunk_notices(settings: Settings, tokens: int | None) -> list[str]:
     """Return a line for the user if microbatches are too small for a GPU."""
     here = settings.chunk_size * (tokens or 0)

@@ -15,7 +15,8 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
 
-from tests.train.recovery.processes import Client, Host, MemberDriver, Server
+from tests.train.recovery.driver import MemberDriver
+from tests.train.recovery.processes import Client, Host, Server
 
 KINDS = (
     *("loss", "late", "repeat", "cut", "pause", "crash", "client", "disk", "torn", "memory", "clock", "leave", "load"),
@@ -46,6 +47,8 @@ _REFERENCE = dict(pairwise(REFERENCE))
 
 class World:
     """One run: its processes, network, faults and clock."""
+
+    beat_s, patience_s, quiet_s = 1.0, 12.0, QUIET_S
 
     def __init__(self, seed: int, kinds: set[str] | None = None, log: Callable[[str], None] | None = None) -> None:
         self.random = random.Random(seed).random
@@ -138,12 +141,13 @@ class World:
         if host.zombie is not None:
             self.at(0.02, host.zombie, host.zombie.hear, message)
 
-    def peer(self, run: str, name: str) -> MemberDriver | None:
-        """Return the process that has a name now."""
+    def processes(self, run: str, name: str) -> list[MemberDriver]:
+        """Return the processes that a connection to a name may reach now, the oldest first."""
         if name == "client":
-            return next((each.member for each in self.clients if each.run == run and each.is_alive), None)
-        server = self.servers[name]
-        return server.member if server.is_alive else None
+            hosts: list[Host | None] = [each for each in self.clients if each.run == run]
+        else:
+            hosts = [self.servers[name].zombie, self.servers[name]]
+        return [each.member for each in hosts if each is not None and each.is_alive and each.member is not None]
 
     # Faults
 
@@ -228,7 +232,7 @@ class World:
         assert isinstance(host, Server)
         if host.is_alive:
             self._hit("is started a second time", host)
-            host.paused_until = max(host.paused_until, self.now + self.random() * 5)
+            host.paused_until = max(host.paused_until, min(self.now + self.random() * 8, QUIET_S))
             host.is_zombie = True
             self.servers[host.name] = Server(self, host.name, host if self.random() < 0.5 else None)
 
@@ -263,7 +267,7 @@ class World:
         if not base == action.step == driver.step:
             raise Violation(f"{driver.name} starts attempt {action.attempt} from step {driver.step}, not {base}")
 
-    def saves(self, client: Client, step: int) -> None:
+    def saves(self, client: Host, step: int) -> None:
         if client is self.clients[0]:
             self.checkpoint = step
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(4 * LIMIT_S)
 DIGITS = ["--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "40", "--image-size", "16"]
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 LM = ["--model", "llama", "--data", "a.txt", "--lora", "2", "--tokens", "32", "--batch-size", "8", "--chunks", "2"]
-LM += ["--samples", "32", "--epochs", "15", "--compress", "none", "--optimizer", "adamw"]
+LM += ["--samples", "32", "--epochs", "150", "--compress", "none", "--optimizer", "adamw"]
 
 
 def serve(machine: Machine, port: str = "0") -> Command:
@@ -81,11 +81,11 @@ def test_a_server_hands_over_its_state_on_sigterm_and_layers_are_divided_among_t
         (client.folder / "a.txt").write_text(TEXT)
         serving = [serve(each) for each in (one, two)]
         command = train(client, *LM, *tickets(*serving), "--min-servers", "1", name="lasting.json")
-        command.shows("epoch +4/15")
+        command.shows("epoch +4/150")
         serving[0].process.send_signal(signal.SIGTERM)
         assert serving[0].wait() == 143
         assert forms(command, 2) == "server 2 (two)"
-        command.shows("epoch +7/15")
+        command.shows("epoch +7/150")
         serve_again(one)
         forms(command, 3)
         lasting = sha_of(client, command, "lasting.json")

@@ -76,8 +76,7 @@ def train_step(
         for index, parameters in engine.stage_parameters.items():
             squares[index] = sum_of_squares(parameters)
     began = time.perf_counter()
-    outcome = (0.0, 0.0) if engine.client_has_outcome else (loss, correct)
-    signal = interrupted()
+    outcome, signal = (0.0, 0.0) if engine.client_has_outcome else (loss, correct), interrupted()
     flags = not math.isfinite(loss), bool(signal), save_due, pause
     statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome])
     totals = statistics.result()
@@ -91,15 +90,14 @@ def train_step(
     if not is_finite:
         non_finite_reports = [each for known in world.gather(engine.non_finite_reports()) for each in known]
         raise explain(step, float("nan") if bad_loss else 0.0, non_finite_reports)
-    norm = norm_of(squares)
     if clip_norm is not None:
-        clip(engine.parameters(), norm, clip_norm)
+        clip(engine.parameters(), norm_of(squares), clip_norm)
     with engine.updates.measure():
         _update(optimizer)
     return Stepped(
         loss=loss,
         correct=correct,
-        gradient_norm=norm,
+        gradient_norm=norm_of(squares),
         wire_bytes=round(wire_bytes),
         waited_s=waited_s,
         save_due=bool(save),

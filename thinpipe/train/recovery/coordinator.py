@@ -13,7 +13,6 @@ Every event ends in ``_decide``, which compares the reports with the attempt; so
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
 from thinpipe.train.recovery.messages import (
     CLIENT,
@@ -29,50 +28,12 @@ from thinpipe.train.recovery.messages import (
     SendTo,
     SnapshotId,
 )
+from thinpipe.train.recovery.standing import NO_FORMATION, NO_SNAPSHOT, Failure, Formation, PeerState
 
 _SETTLE_BEATS = 3  # for members that are silent to answer, before others take their places
 _FRESH_BEATS = 2  # since its last message, for which a spare is expected to answer
 _MOST_FAILURES = 2  # of a member's own since a commit, before it is not chosen again
 _MOST_TRIES = 20  # without a new step
-_NONE = SnapshotId(0, 0)
-
-
-class _Group(NamedTuple):
-    """The members of an attempt."""
-
-    attempt: int
-    members: tuple[str, ...]
-    lives: tuple[int, ...]
-    cut: tuple[int, ...]
-
-
-_NO_GROUP = _Group(0, (), (), ())
-
-
-class _Failure(NamedTuple):
-    """Why an attempt cannot go on; certain if that is known of the member itself, and not reported by another."""
-
-    cause: str
-    about: str
-    is_certain: bool
-
-
-class _Peer:
-    """A member as the coordinator knows it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.candidate = self.challenge = 0  # a new life, and the order that it has to answer before it counts
-        self.heard_at = self.sent_at = 0.0
-        self.note = ""
-        self.admit(0)
-
-    def admit(self, life: int) -> None:
-        self.life = life
-        self.report = Report("", self.name, life, 0)
-        self.lost = ""  # why it is certainly over
-        self.have = _NONE  # the newest snapshot of it that the client stores
-        self.failures = 0
 
 
 class CoordinatorMachine:
@@ -84,17 +45,17 @@ class CoordinatorMachine:
         self.over = False  # the run has ended, and all members that can be reached have confirmed it
         self._clock = Clock(2 * policy.beat_s)
         self._actions: list[CoordinatorAction] = []
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, PeerState] = {}
         self.attempt = self._number = 0
         self._is_changed = False  # since the last orders
-        self._group = self._former = _NO_GROUP  # of this attempt, none in stand-by; and the last one that there was
-        self._committed_by = self._base_by = _NO_GROUP
+        self._group = self._former = NO_FORMATION  # of this attempt, none in stand-by; and the last one that there was
+        self._committed_by = self._base_by = NO_FORMATION
         self._go = self._pause = self._is_planned = False
         self._since = self._not_before = 0.0  # the begin of the phase; when a group may be formed again
         self._paused_at: float | None = None
         self._stored: dict[SnapshotId, set[str]] = {}
         self._furthest = policy.first_step  # step that a group has completed
-        self._first: _Failure | None = None  # since a step was new
+        self._first: Failure | None = None  # since a step was new
         self._first_at, self._tries = 0.0, 0
         self._end: tuple[str, int] | None = None
         self._ended_at, self._end_number = 0.0, 0
@@ -103,14 +64,18 @@ class CoordinatorMachine:
         now = self._clock.advance(now)
         if report.run not in ("", self.policy.run):
             return []  # the server of another run: silent to this one
-        peer = self._peers.get(report.name) or self._peers.setdefault(report.name, _Peer(report.name))
-        if report.life != peer.life and not self._admit(now, peer, report):
-            return self._flush(now)
+        peer = self._peers.get(report.name) or self._peers.setdefault(report.name, PeerState(report.name))
+        if report.life != peer.life:
+            if not peer.may_change(now - peer.heard_at > _SETTLE_BEATS * self.policy.beat_s):
+                return []
+            if not peer.admits(report):
+                self._challenge(peer, report.life)
+                return self._flush(now)
         before = peer.report
         if report.number <= before.number:
             return []
         peer.report, peer.heard_at = report, now
-        if report[4:] == before[4:]:  # all but the numbers
+        if report[5:] == before[5:]:  # all but the numbers
             return []
         if report.note not in ("", peer.note):
             peer.note = report.note
@@ -162,26 +127,11 @@ class CoordinatorMachine:
         self._finish(now, cause, code)
         return self._flush(now)
 
-    def _admit(self, now: float, peer: _Peer, report: Report) -> bool:
-        """Admit a new life once it has answered an order that was made after its first report; else send that order.
-
-        Lives have no order, and reports of an earlier one may arrive late; but they cannot contain a later number.
-        While the present life reports, another process of its name is ignored.
-        """
-        silent_s = now - peer.heard_at
-        if peer.life and not (
-            peer.lost or peer.report.phase == Phase.OVER or silent_s > _SETTLE_BEATS * self.policy.beat_s
-        ):
-            return False
-        if report.life == peer.candidate and report.heard >= peer.challenge:
-            peer.admit(report.life)
-            peer.candidate = 0
-            return True
-        order = self._order(peer)._replace(life=report.life, members=(), lives=(), go=False, pause=False, have=_NONE)
-        if report.life != peer.candidate:
-            peer.candidate, peer.challenge = report.life, order.number
+    def _challenge(self, peer: PeerState, life: int) -> None:
+        """Send the order that a new life has to answer before it counts."""
+        order = self._order(peer)._replace(life=life, members=(), lives=(), go=False, pause=False, have=NO_SNAPSHOT)
+        peer.challenge(life, order.number)
         self._actions.append(SendTo(peer.name, order))
-        return False
 
     # Decisions
 
@@ -201,20 +151,20 @@ class CoordinatorMachine:
         elif any(self._peers[name].report.leaving for name in group.members) or self._can_grow(now):
             self._pause, self._paused_at, self._is_changed = True, None, True
 
-    def _failure(self, now: float, group: _Group) -> _Failure | None:
+    def _failure(self, now: float, group: Formation) -> Failure | None:
         found = None
         for name, life in zip(group.members, group.lives, strict=True):
             peer = self._peers[name]
             report = peer.report
             if peer.life != life or peer.lost:
-                return _Failure(f"{name}: {peer.lost or 'its process was started again'}", name, True)
+                return Failure(f"{name}: {peer.lost or 'its process was started again'}", name, True)
             if report.phase == Phase.OVER:
-                return _Failure(f"{name}: it has left the run", name, True)
+                return Failure(f"{name}: it has left the run", name, True)
             if now - peer.heard_at > self.policy.lost_s:
-                return _Failure(f"{name}: no message for {self.policy.lost_s:.0f} s", name, True)
+                return Failure(f"{name}: no message for {self.policy.lost_s:.0f} s", name, True)
             if found is None and report.phase == Phase.BROKEN and report.attempt == group.attempt:
                 reporter = f", as {name} reports" if report.blames else ""
-                found = _Failure(f"{report.blames or name}: {report.cause}{reporter}", report.blames or name, False)
+                found = Failure(f"{report.blames or name}: {report.cause}{reporter}", report.blames or name, False)
         return found
 
     def _note_progress(self, now: float, step: int) -> None:
@@ -230,7 +180,7 @@ class CoordinatorMachine:
             self._notice(f"training from step {self._base.step}")
         elif now - self._since > self.policy.form_s:
             text = f"{', '.join(late)}: not ready after {self.policy.form_s:.0f} s"
-            self._fail(now, _Failure(text, next((each for each in late if each != CLIENT), CLIENT), False))
+            self._fail(now, Failure(text, next((each for each in late if each != CLIENT), CLIENT), False))
 
     def _commit_or_fail(self, now: float, reports: list[Report]) -> None:
         paused = [each for each in reports if each.phase == Phase.PAUSED]
@@ -241,9 +191,9 @@ class CoordinatorMachine:
         elif self._paused_at is not None and now - self._paused_at > self.policy.form_s:
             late = [each.name for each in reports if self._peers[each.name].have != (self.attempt, each.step)]
             text = f"its state was not transferred in {self.policy.form_s:.0f} s"
-            self._fail(now, _Failure(f"{late[0]}: {text}", late[0], False))
+            self._fail(now, Failure(f"{late[0]}: {text}", late[0], False))
 
-    def _fail(self, now: float, failure: _Failure) -> None:
+    def _fail(self, now: float, failure: Failure) -> None:
         """Stop the attempt; keep the first cause since a step was new, and count whose failure it is."""
         self._notice(failure.cause)
         if self._first is None:
@@ -274,7 +224,7 @@ class CoordinatorMachine:
 
     def _stand_by(self, now: float, *, is_planned: bool) -> None:
         self.attempt += 1
-        self._group, self._go, self._pause = _NO_GROUP, False, False
+        self._group, self._go, self._pause = NO_FORMATION, False, False
         self._is_planned, self._since, self._is_changed = is_planned, now, True
 
     def _can_grow(self, now: float) -> bool:
@@ -352,7 +302,7 @@ class CoordinatorMachine:
         members = (CLIENT, *(name or spares.pop(0) for name in places))
         lives = tuple(self._peers[name].life for name in members)
         self.attempt += 1
-        self._group = self._former = _Group(self.attempt, members, lives, self.policy.cuts[size + 1])
+        self._group = self._former = Formation(self.attempt, members, lives, self.policy.cuts[size + 1])
         self._base, self._base_by = self.committed, self._committed_by
         self._stored.clear()
         self._since, self._is_changed = now, True
@@ -360,7 +310,7 @@ class CoordinatorMachine:
 
     def _finish(self, now: float, cause: str, code: int) -> None:
         if self._end is None:
-            self._group, self._go, self._pause, self._is_changed = _NO_GROUP, False, False, True
+            self._group, self._go, self._pause, self._is_changed = NO_FORMATION, False, False, True
             self._end, self._ended_at, self._end_number = (cause, code), now, self._number + 1
             self._actions.append(End(cause, code))
 
@@ -388,7 +338,7 @@ class CoordinatorMachine:
         actions, self._actions = self._actions, []
         return actions
 
-    def _order(self, peer: _Peer) -> Order:
+    def _order(self, peer: PeerState) -> Order:
         self._number += 1
         group, base_by = self._group, self._base_by
         cause, code = (None, 0) if self._end is None else self._end

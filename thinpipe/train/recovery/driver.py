@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from thinpipe.comm.errors import LinkError, is_secondary, noted_cause
@@ -77,6 +78,8 @@ class MemberDriver:
         self._runs = self._pauses = False
         self._take: Callable[[], Snapshot] | None = None
         self._mirror: SnapshotSender | None = None
+        self._times: list[tuple[str, float]] = []  # of a recovery, on the client
+        self.received_bytes = 0  # of snapshots, on the client
         self.ended: End | None = None
 
     # Events from any thread
@@ -104,9 +107,11 @@ class MemberDriver:
             case Send(report):
                 self._send(report)
             case FormGroup():
+                self.mark("to stop and choose")
                 self._form, self._runs, self._pauses = action, False, False
                 self._forms.put(action)
             case RunFrom():
+                self.mark("for the others")
                 self._runs = True
             case RequestPause():
                 self._pauses = True
@@ -146,7 +151,24 @@ class MemberDriver:
         elif self._mirror is not None:
             self._mirror.offer(snapshot, found.state, hurries=self._pauses)
 
+    def mark(self, part: str) -> None:
+        """Note the end of a part of a recovery."""
+        if self._times:
+            self._times.append((part, time.monotonic()))
+
+    def _begin_recovery(self) -> None:
+        if self._stored is not None and self._runs and not self._times:
+            self._times = [("", time.monotonic())]
+
+    def _report_recovery(self, step: int) -> None:
+        self.mark("for a step")
+        parts = [f"{now - before:.2f} s {part}" for (_, before), (part, now) in pairwise(self._times)]
+        total = self._times[-1][1] - self._times[0][1]
+        print_line(f"step {step} is done {total:.2f} s after the last group stopped: {', '.join(parts)}")
+        self._times = []
+
     def _stop(self, attempt: int) -> None:
+        self._begin_recovery()
         if self._form is None or self._form.attempt != attempt:
             self._event(self._machine.stopped, attempt)
             return
@@ -183,6 +205,7 @@ class MemberDriver:
                 if self._stopping != form.attempt and self.ended is None:
                     if not is_secondary(error):
                         raise
+                    self._begin_recovery()
                     cause = noted_cause(error, form.worker)
                     self._event(self._machine.broken, form.attempt, cause, _blamed(cause, form))
             return None
@@ -224,6 +247,7 @@ class MemberDriver:
                 self._mirror = SnapshotSender(mesh)
             else:
                 self._receive_snapshots(form, mesh, expected_bytes)
+            self.mark("to build and load")
             self._event(self._machine.formed, form.attempt)
             while not self._runs:
                 self._check()
@@ -240,6 +264,7 @@ class MemberDriver:
                 snapshot = SnapshotId(*key)
                 with self._lock:
                     self.keeper.others.setdefault(snapshot, {})[name] = state
+                    self.received_bytes += sum(each.nbytes for each in state.values())
                     self._stored(name, snapshot)
 
             SnapshotReceiver(mesh.channel(worker), 2 * expected_bytes[worker] + (64 << 20), store)
@@ -249,6 +274,8 @@ class MemberDriver:
             self._check()
             assert self._form is not None
             self._take = take
+            if self._times:
+                self._report_recovery(step)
             self._event(self._machine.step_done, self._form.attempt, step, paused=paused)
             self._take = None
             while paused:

@@ -1,4 +1,4 @@
-"""What the process of a worker keeps from one attempt of its run to the next: frozen weights, data and snapshots.
+"""The memory of a worker's process over the attempts of a run: frozen weights, data and snapshots.
 
 A snapshot has the changing state of one worker after a step: what a checkpoint has, under the same names, as copies in
 the memory of the host. The client keeps those of all workers, and restores the others from them.
@@ -17,7 +17,7 @@ from thinpipe.system.sizes import size_text
 from thinpipe.system.tensors import specs_of
 from thinpipe.train.checkpoints.folder import FolderLock
 from thinpipe.train.checkpoints.manifest import Progress
-from thinpipe.train.checkpoints.resume import exchange_tensors, first_units
+from thinpipe.train.checkpoints.resume import Resumed, exchange_tensors, first_units
 from thinpipe.train.checkpoints.state import (
     Cuts,
     belongs_here,
@@ -45,7 +45,7 @@ class Snapshot:
 
 
 class Pilot(Protocol):
-    """What decides when a worker runs, keeps snapshots, and pauses."""
+    """An object that decides when a worker runs, takes snapshots and pauses."""
 
     def formed(self, world: World, expected_bytes: list[int]) -> None:
         """Report that this attempt can run, and wait until all workers can; raise if it is stopped.
@@ -91,14 +91,18 @@ class Keeper:
 
     def begin(
         self, engine: Engine, loaded: Any, make_listener: Callable[[], Listener], expected_bytes: list[int]
-    ) -> None:
-        """Keep what the next attempt needs: frozen weights, and on the client data and listener."""
+    ) -> Callable[[], Listener]:
+        """Keep what the next attempt needs; return a function that returns the listener of all attempts."""
         self.expected_bytes = expected_bytes
         trained = trained_tensors(engine)
         self.frozen = {name: each for name, each in model_tensors(engine).items() if name not in trained}
         if engine.world.is_client:
             self.loaded = loaded
-            self.listener = self.listener or ReplayedListener(make_listener())
+        return lambda: self._the_listener(make_listener)
+
+    def _the_listener(self, make_listener: Callable[[], Listener]) -> Listener:
+        self.listener = self.listener or ReplayedListener(make_listener())
+        return self.listener
 
     def notice(self, every: int | None) -> str:
         """Return a line for the user about the traffic of snapshots."""
@@ -123,21 +127,22 @@ class Keeper:
         return lambda model, names: self._load(load, model, names)
 
     def _load(self, load: LoadWeights, model: nn.Module, names: Iterable[str]) -> None:
-        wanted = list(names)
-        load(model, [name for name in wanted if name not in self.frozen])
-        parameters: dict[int, nn.Parameter] = {}
-        for name in wanted:
-            if name in self.frozen:
+        """Load parameters by name: those that are kept from memory, the others by ``load``."""
+        wanted, named = list(names), model.state_dict(keep_vars=True)
+        kept = {id(named[name]): self.frozen[name] for name in wanted if name in self.frozen}
+        placed: dict[int, nn.Parameter | None] = {}
+        for name, tensor in named.items():
+            if id(tensor) in kept:
                 path, _, last = name.rpartition(".")
-                module, values = model.get_submodule(path), self.frozen[name]
-                before = parameters.get(id(values))
-                if before is None:
-                    set_parameter(module, last, values)
-                    parameters[id(values)] = module._parameters[last]  # type: ignore[assignment]
-                else:  # a tied weight under its other name
-                    module._parameters[last] = before
+                module = model.get_submodule(path)
+                if id(tensor) in placed:  # a tied weight
+                    module._parameters[last] = placed[id(tensor)]
+                else:
+                    set_parameter(module, last, kept[id(tensor)])
+                    placed[id(tensor)] = module._parameters[last]
+        load(model, [name for name in wanted if id(named[name]) not in kept])
 
-    def restore(self, engine: Engine, optimizer: torch.optim.Optimizer) -> Progress:
+    def restore(self, engine: Engine, optimizer: torch.optim.Optimizer) -> Resumed:
         """Load the snapshot of all workers that this attempt begins with; return its progress. A collective."""
         assert self.base is not None
         world, own = engine.world, self.own.get(self.base)
@@ -155,7 +160,7 @@ class Keeper:
         state |= exchange_tensors(world, everything, specs, [name for name in mine if name not in state])
         load_worker_state(engine, optimizer, {cuts.moved(name): value for name, value in state.items()})
         best = progress.pop("best")
-        return Progress(**progress, best=None if best is None else tuple(best))
+        return Resumed(progress=Progress(**progress, best=None if best is None else tuple(best)), notices=[])
 
 
 class ReplayedListener(Listener):

@@ -23,6 +23,7 @@ from thinpipe.comm.secure.handshake import HandshakeError
 from thinpipe.comm.secure.mesh import Mesh
 from thinpipe.options import OptionError
 from thinpipe.system.sanitize import one_line
+from thinpipe.system.sizes import size_text
 from thinpipe.train.recovery.coordinator import CoordinatorMachine
 from thinpipe.train.recovery.driver import BEAT_S, MemberDriver, ticking
 from thinpipe.train.recovery.member import MemberMachine
@@ -239,6 +240,7 @@ class LastingRun:
             for line in lines:
                 line.close()
             self._driver.keeper.close()
+        print_line(f"servers have sent {size_text(self._driver.received_bytes)} of snapshots")
         if isinstance(result, End) and result.code:
             raise WorkerError(result.cause, result.code)
         return outcome
@@ -271,6 +273,7 @@ class LastingRun:
             self._servers.relay(formation.roster, dialers, members, peering, stack)
             self._driver.use(mesh)
             mesh.start()
+            self._driver.mark("to connect")
             become_served(0, len(form.members))
             job = self._job
             assert isinstance(job.settings, Settings)
