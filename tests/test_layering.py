@@ -43,6 +43,11 @@ ALLOWED = {
         "thinpipe.train.tasks.task",
         *_LIBRARY,
     },
+    # The protocol of recovery does no I/O: the simulator drives all of it.
+    "thinpipe.train.recovery.messages": {"thinpipe.system.sanitize"},
+    "thinpipe.train.recovery.standing": {"thinpipe.train.recovery.messages"},
+    "thinpipe.train.recovery.member": {"thinpipe.train.recovery.messages"},
+    "thinpipe.train.recovery.coordinator": {"thinpipe.train.recovery.messages", "thinpipe.train.recovery.standing"},
     # lab
     "thinpipe.lab": {"thinpipe.lab", *_TRAINER},
     "thinpipe.lab.records": {"thinpipe.lab.records", "thinpipe.system"},
