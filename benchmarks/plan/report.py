@@ -173,7 +173,7 @@ def report(out: Path) -> None:
             "calibrations": {
                 "models": {n: p.to_json() for n, p in study.profiles.items()},
                 "links": {n: vars(t) for n, t in study.links.items()},
-            },  # fmt: skip
+            },
             "repeated": again,
             "slower_than_best": {" on ".join(key): each for key, each in lost.items()},
         },

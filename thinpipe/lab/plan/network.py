@@ -12,7 +12,7 @@ from thinpipe.lab.plan.cluster import Cluster, Machine, MachinePath
 from thinpipe.lab.records.record import Row
 from thinpipe.train.shaping import Queue, Shape, Shaping, link_text
 
-_SIZES = (4_000, 40_000, 400_000)
+_SMALL, _MESSAGES = 4_000, 12  # bytes, and how many of them
 _UNLIMITED_MBIT_PER_S = 100_000.0  # faster is not measured: it takes no time
 
 
@@ -27,14 +27,12 @@ class LinkTimes:
     loss: float = 0.0
 
 
-def measure_links(
-    links: Iterable[Shaping | None], *, sizes: Sequence[int] = _SIZES, budget_s: float = 0.4
-) -> dict[str, LinkTimes]:
-    """Return the times of each link by its text, measured in both directions at once, as pipelines use it."""
+def measure_links(links: Iterable[Shaping | None], *, probe_s: float = 0.4) -> dict[str, LinkTimes]:
+    """Return the times of each link by its text: the rate of a stream, and the latency of a small message."""
     options = LinkBenchOptions(
-        links=tuple(links), sizes=tuple(sizes), device="cpu", probe_s=0.0, budget_s=budget_s, repeat=12
+        links=tuple(links), sizes=(_SMALL,), device="cpu", probe_s=probe_s, budget_s=probe_s, repeat=_MESSAGES
     )
-    outcome = measure(options, lambda line: None, lambda line: None)
+    outcome = measure(options, _ignore, _ignore)
     assert outcome is not None
     return {
         link_text(each): _times([row for row in outcome.record.rows if row["link"] == link_text(each)])
@@ -42,14 +40,26 @@ def measure_links(
     }
 
 
-def _times(rows: Sequence[Row]) -> LinkTimes:
-    def line(way: str) -> tuple[float, float]:
-        row = next(row for row in rows if row["ways"] in (way, "both ways"))
-        rate = row["bandwidth_mbit_per_s"]
-        return row["latency_ms"] or row["p50_ms"], min(rate or _UNLIMITED_MBIT_PER_S, _UNLIMITED_MBIT_PER_S)
+def _ignore(line: str) -> None:
+    """Print nothing; workers receive this function."""
 
-    (up_ms, up), (down_ms, down) = line("both, up"), line("both, down")
-    return LinkTimes(up_ms=up_ms, up_mbit_per_s=up, down_ms=down_ms, down_mbit_per_s=down)
+
+def _times(rows: Sequence[Row]) -> LinkTimes:
+    probed = rows[0]
+    up, down = (min(probed[f"{way}_mbit_per_s"], _UNLIMITED_MBIT_PER_S) for way in ("up", "down"))
+
+    def latency_ms(way: str, rate: float) -> float:
+        row = next(row for row in rows if row["ways"] in (way, "both ways"))
+        return max(row["p50_ms"] - Queue("", rate).wire_ms(row["wire_bytes"]), 0.0)
+
+    loss = max(probed["loss_up"] or 0.0, probed["loss_down"] or 0.0)
+    return LinkTimes(
+        up_ms=latency_ms("both, up", up),
+        up_mbit_per_s=up,
+        down_ms=latency_ms("both, down", down),
+        down_mbit_per_s=down,
+        loss=loss,
+    )
 
 
 def measured_cluster(link: Shaping | None, workers: int, times: LinkTimes, **machine: Any) -> Cluster:
@@ -69,7 +79,7 @@ def measured_cluster(link: Shaping | None, workers: int, times: LinkTimes, **mac
             Queue(each.name, rate if each.mbit_per_s is None else each.mbit_per_s * rate / (nominal[way] or rate))
             for each in path.queues
         ]
-        paths[pair] = MachinePath(tuple(queues), latency_ms, path.shape.loss)
+        paths[pair] = MachinePath(tuple(queues), latency_ms, times.loss)
     names = ["client", *(f"server-{number}" for number in range(1, workers))]
     machines = tuple(replace(Machine(name=name, kind=name), **machine) for name in names)
     return Cluster(name=f"{workers} workers, {link_text(link)}", machines=machines, links={}, measured=paths)
