@@ -152,11 +152,11 @@ def tasks() -> list[tuple[str, str]]:
 WORK = {"model": calibrate_model, "link": calibrate_link, "cell": measure_cell, "again": measure_cell}
 
 
-def measure(out: Path, seconds: float) -> None:
+def measure(out: Path, seconds: float, kinds: list[str]) -> None:
     """Do tasks that no other process has taken, until the time is over."""
     out.mkdir(parents=True, exist_ok=True)
     ends, longest = time.monotonic() + seconds, 10.0
-    for kind, name in tasks():
+    for kind, name in (task for task in tasks() if task[0] in kinds):
         path = out / f"{kind} {name.replace('/', '|')}.json"
         try:
             path.with_suffix(".taken").mkdir()
@@ -164,7 +164,7 @@ def measure(out: Path, seconds: float) -> None:
             continue
         if time.monotonic() + longest > ends:
             path.with_suffix(".taken").rmdir()
-            break
+            continue
         began = time.monotonic()
         try:
             result = WORK[kind](name)
@@ -182,9 +182,10 @@ def main() -> None:
     parser.add_argument("command", choices=("measure", "report"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=280)
+    parser.add_argument("--kinds", default=",".join(WORK), help="of tasks")
     given = parser.parse_args()
     if given.command == "measure":
-        measure(given.out, given.seconds)
+        measure(given.out, given.seconds, given.kinds.split(","))
     else:
         from report import report
 

@@ -16,7 +16,6 @@ from thinpipe.lab.records.report import Table
 from thinpipe.options import OptionError
 from thinpipe.system.sizes import size_text
 
-KIND = "plan"
 _ALTERNATIVES = 3
 _HELPS = 1.02  # a smaller gain is not worth a line
 
