@@ -18,7 +18,7 @@ _UNLIMITED_MBIT_PER_S = 100_000.0  # faster is not measured: it takes no time
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTimes:
-    """What messages take in each direction between two workers: latency, and rate."""
+    """The latency and the rate of messages in each direction between two workers."""
 
     up_ms: float  # from worker 0
     up_mbit_per_s: float

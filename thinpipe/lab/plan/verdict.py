@@ -139,7 +139,7 @@ def lines(verdict: Verdict) -> list[str]:
     if count > 1 and verdict.alone is not None:
         factor = verdict.alone.step_ms / best.step_ms
         first += f"; {machines[0].name} alone: {_per_s(verdict, verdict.alone):,.0f}, {factor:.1f} times slower"
-    elif count > 1:
+    elif count > 1 and "none" in verdict.limits.parallel:
         first += f"; {machines[0].name} alone cannot hold it"
     found = [first, _work(verdict)]
     found += ["", f"Plan: {describe(best.candidate)}"]
