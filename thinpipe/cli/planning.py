@@ -48,4 +48,5 @@ def plan(**given: Any) -> None:
     if options.picture is not None:
         with one_line_errors():
             made.draw(options.picture)
+        typer.echo(f"wrote {options.picture}", err=True)
     outputs.save(record, [made.table()], f"Plan for {made.name}")

@@ -191,7 +191,8 @@ def _workers(verdict: Verdict) -> Iterator[str]:
             if made.parallel != "pipeline" or made.placement[stage] == rank
         ]
         of = "" if machine.memory_bytes is None else f" of {size_text(machine.memory_bytes)}"
-        yield f"worker {rank}, {machine.name}: units {' and '.join(units)}; {size_text(held)}{of}"
+        noun = "unit" if len(units) == 1 and units[0].isdecimal() else "units"
+        yield f"worker {rank}, {machine.name}: {noun} {' and '.join(units)}; {size_text(held)}{of}"
 
 
 def _why(verdict: Verdict, each: Prediction) -> str:
