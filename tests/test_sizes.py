@@ -53,9 +53,9 @@ def test_signatures() -> None:
 
 # Lines of each layer; a change that needs more says why and raises its number here.
 # Included: encrypted links 2,300 (library), servers 2,620 and fine-tuning 830 (train), both together 400 (cli).
-# `thinpipe plan` 2,020 (lab), 50 (cli), and its simulator of steps 190 (train).
+# `thinpipe plan` 2,150 (lab), 50 (cli), and its simulator of steps 190 (train).
 # The protocol of recovery 890 (train).
-BUDGETS = {"library": 19_250, "train": 21_800, "lab": 8_930, "cli": 2_440}
+BUDGETS = {"library": 19_250, "train": 21_800, "lab": 9_070, "cli": 2_440}
 
 
 def layer(path: Path) -> str:

@@ -40,7 +40,7 @@ def plan(**given: Any) -> None:
     with one_line_errors():
         options, outputs = PlanOptions(**read(PlanOptions, given)), Outputs(**read(Outputs, given))
         outputs.check()
-        chosen = {each.name for kind in (Trained, Settings) for each in options_of(kind).values()}
+        chosen = {*_OF_RUN, *(each.name for each in options_of(Trained).values())}
         made = make_plan(options, {name: value for name, value in given.items() if name in chosen})
     for line in made.lines():
         typer.echo(line)
@@ -48,4 +48,5 @@ def plan(**given: Any) -> None:
     if options.picture is not None:
         with one_line_errors():
             made.draw(options.picture)
+        typer.echo(f"wrote {options.picture}", err=True)
     outputs.save(record, [made.table()], f"Plan for {made.name}")

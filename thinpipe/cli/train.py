@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +19,11 @@ from thinpipe.train.events import Listener
 from thinpipe.train.running import Capture, RunOptions
 from thinpipe.train.settings import Settings
 from thinpipe.train.shaping import link_facts
-from thinpipe.train.tasks.panels import PANELS, link_option, output_option
+from thinpipe.train.tasks.panels import PANELS, link_option, output_option, stage_option
 from thinpipe.train.trackers import TRACKERS, check_installed, parse_trackers
+
+if TYPE_CHECKING:
+    from thinpipe.lab.plan.plan_file import PlanFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,11 @@ class TrainOptions(CommandOptions):
         default=None,
     )
     log: Path | None = output_option("Folder for TensorBoard curves.", metavar="DIR", default=None)
+    plan: Path | None = stage_option(
+        "Run the plan of a record of `thinpipe plan --json`; other options win over the plan's.",
+        metavar="FILE.json",
+        default=None,
+    )
     report_to: tuple[str, ...] = output_option(
         f"Experiment trackers: {', '.join(TRACKERS)}; a list.",
         metavar="NAME,...",
@@ -85,6 +93,13 @@ def train(
     if config_file is not None:
         with one_line_errors():
             given = merge(read_config(config_file, _KINDS), given)
+    plan = None
+    if given["plan"] is not None:
+        from thinpipe.lab.plan.plan_file import read_plan
+
+        with one_line_errors():
+            plan = read_plan(given["plan"])
+            given = merge(plan.options, given)
     with resolving(TrainOptions, given) as options:
         settings, running = resolve_run(given)
         check_launch([settings.workers], [running.link])
@@ -101,21 +116,32 @@ def train(
             preflight(**outputs, capture=capture, export=running.export, save_config=options.save_config)
     if options.save_config is not None and is_client():
         write_config(options.save_config, _KINDS, settings, running, given)
-    raise typer.Exit(run_with_restarts(settings, running, make_listener(options, settings, running)))
+    raise typer.Exit(run_with_restarts(settings, running, make_listener(options, settings, running, plan)))
 
 
-def make_listener(options: TrainOptions, settings: Settings, running: RunOptions) -> Callable[[], Listener]:
+def make_listener(
+    options: TrainOptions, settings: Settings, running: RunOptions, plan: PlanFile | None = None
+) -> Callable[[], Listener]:
     """Return a picklable function that makes the client's listener: the terminal, curves and a record."""
     config = {"command": ["thinpipe", *sys.argv[1:]], **settings.to_json(), **link_facts(running.link)}
     specs = {"forward": settings.compress_forward, "backward": settings.compress_backward}
-    return partial(
-        listen, options.log, options.json, report_to=options.report_to, config=config, seed=settings.seed, **specs
-    )
+    if plan is not None:
+        config["predicted_samples_per_s"] = plan.samples_per_s
+    facts = {"report_to": options.report_to, "plan": plan, "config": config, "seed": settings.seed, **specs}
+    return partial(listen, options.log, options.json, **facts)
 
 
-def listen(log: Path | None, json: Path | None, *, report_to: Sequence[str] = (), **facts: Any) -> Listener:
+def listen(
+    log: Path | None,
+    json: Path | None,
+    *,
+    report_to: Sequence[str] = (),
+    plan: PlanFile | None = None,
+    **facts: Any,
+) -> Listener:
     """Return the listener of a run; ``facts`` are the arguments of ``RecordFile``."""
     from thinpipe.cli.run_terminal import Terminal
+    from thinpipe.lab.plan.plan_file import Comparison
     from thinpipe.lab.runs.summary import RecordFile
     from thinpipe.train.events import Listeners
     from thinpipe.train.listeners import Curves
@@ -124,6 +150,7 @@ def listen(log: Path | None, json: Path | None, *, report_to: Sequence[str] = ()
     return Listeners(
         [
             Terminal(),
+            *([] if plan is None else [Comparison(plan)]),
             *([] if log is None else [Curves(log)]),
             *([Trackers(report_to, facts["config"])] if report_to else []),
             *([] if json is None else [RecordFile(json, **facts)]),

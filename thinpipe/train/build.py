@@ -129,6 +129,7 @@ def _make_engine(
         order=settings.schedule,
         chunks=settings.chunks,
         client_layers=settings.client_layers,
+        cuts=settings.cuts,
         memory_limit=running.memory_limit,
         in_process=settings.workers if running.in_process else None,
     )

@@ -25,7 +25,7 @@ _TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq")}
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 _SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # Of this machine; or written for each direction.
-_LEFT_OUT = ("rank", "master", "servers", "listen", "address", "save_config", "compress")
+_LEFT_OUT = ("rank", "master", "servers", "listen", "address", "save_config", "plan", "compress")
 
 
 def read_config(path: Path, kinds: Iterable[type]) -> dict[str, Any]:

@@ -83,12 +83,14 @@ def resolve(given: Mapping[str, Any], defaults: TaskDefaults, *, device: str) ->
     chosen = {name: value for name, value in given.items() if value is not None}
     parallel = chosen.get("parallel", "pipeline")
     client_server = parallel == "pipeline" and chosen.get("layout", "client-server") == "client-server"
-    idle = [name for name in ("layout", "client_layers", "schedule", "recompute") if chosen.get(name)]
+    idle = [name for name in ("layout", "client_layers", "cuts", "schedule", "recompute") if chosen.get(name)]
     if parallel != "pipeline" and idle:
         marked = ", ".join(f"{{{name}}}" for name in idle)
         raise OptionError(f"{marked} shape a pipeline; leave them out with {{parallel}} {parallel}")
     if not client_server and "client_layers" in chosen:
         raise OptionError("{client_layers} is for {parallel} pipeline with {layout} client-server; leave it out")
+    if "client_layers" in chosen and "cuts" in chosen:
+        raise OptionError("{cuts} name all stages: leave out {client_layers}")
     if "compress" in chosen and {"compress_forward", "compress_backward"} & chosen.keys():
         raise OptionError("{compress} sets both directions: give it, or {compress_forward} and {compress_backward}")
     forward, backward = directions(DEFAULT_RECIPE if parallel == "pipeline" else "none")
@@ -98,7 +100,7 @@ def resolve(given: Mapping[str, Any], defaults: TaskDefaults, *, device: str) ->
         found["lr"] = LORA_LR
     found |= {"workers": 1 if parallel == "none" else 2, "device": device}
     found |= {"compress_forward": forward, "compress_backward": backward}
-    if not client_server:
+    if not client_server or "cuts" in chosen:
         found["client_layers"] = None
     if parallel != "pipeline":
         found["chunks"] = 1
@@ -132,6 +134,8 @@ def resolve_for_resume(given: Mapping[str, Any], saved: Settings) -> Settings:
         raise OptionError("{client_layers} is for {layout} client-server; leave it out")
     if layout != saved.layout:
         moved.setdefault("client_layers", None)  # default for the new layout: cut so that the work is balanced
+    if moved.keys() & {"workers", "layout", "client_layers"}:
+        moved.setdefault("cuts", None)
     return replace(saved, **moved)
 
 

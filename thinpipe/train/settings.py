@@ -23,6 +23,13 @@ from thinpipe.train.tasks.panels import link_option, model_option, stage_option,
 from thinpipe.train.tasks.tasks import TASKS
 
 
+def _cuts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise OptionError(f"{{cuts}} are numbers of units, as in 3,7; got {text}")
+    return tuple(map(int, parts))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _TaskName:
     task: str = model_option(
@@ -177,6 +184,15 @@ class Settings(Trained, TaskDefaults):
     )
     compress_backward: str = link_option(
         "Codec of gradients.", metavar="SPEC", default_text="as {compress}", advanced=True
+    )
+    cuts: tuple[int, ...] | None = stage_option(
+        "Units at which stages begin, as in 3,7 for three stages.",
+        metavar="N,...",
+        parse=_cuts,
+        default_text="balanced by operations",
+        movable=True,
+        advanced=True,
+        default=None,
     )
     accumulate: int = training_option(
         "Batches per update; their gradients are accumulated.",

@@ -14,6 +14,7 @@ from thinpipe.links.registry import check_directions
 from thinpipe.options import OptionError, Rule, between, check, like, option, pair
 from thinpipe.pipeline.partition import Layout
 from thinpipe.system.sizes import parse_size
+from thinpipe.train.events import Parallel
 from thinpipe.train.running import RunOptions
 from thinpipe.train.shaping import Shaping
 from thinpipe.train.tasks.panels import LINKS, OUT, WHERE
@@ -45,6 +46,16 @@ class PlanOptions:
     )
     workers: int = option(
         "Workers on this machine, if it is measured.", panel=WHERE, metavar="N", rule=between(1, 64), default=2
+    )
+    parallel: tuple[str, ...] = option(
+        "Kinds of parallelism to consider.",
+        panel=WHERE,
+        metavar="NAME,...",
+        parse=lambda text: tuple(item.strip() for item in text.split(",")),
+        rule=Rule(
+            f"{', '.join(get_args(Parallel))}, separated by commas", lambda kinds: {*kinds} <= {*get_args(Parallel)}
+        ),
+        default=("none", "data", "pipeline"),
     )
     layout: Layout | None = option(
         "client-server keeps the first and the last layers on worker 0; linear the first only.",
@@ -130,4 +141,5 @@ class PlanOptions:
             layouts=get_args(Layout) if self.layout is None else (self.layout,),
             client_layers=self.client_layers,
             chunks=self.chunks,
+            parallel=self.parallel,
         )

@@ -279,7 +279,7 @@ class Predictor:
             kept = sum(unit.kept_bytes for unit in self.profile.units[first:end]) * samples
             received = tensor_bytes(self.profile.crossing(first), samples) if stage else 0
             sent = tensor_bytes(self.profile.crossing(end), samples) if end < len(self.profile.units) else 0
-            per_chunk[stage] = received + sent + (0 if candidate.recompute else round(kept))
+            per_chunk[stage] = received + (sent if candidate.recompute else round(kept))
             extra[rank] = max(extra[rank], kept if candidate.recompute else 0)
             fixed[rank] += self.state_bytes(first, end)
             for cut, direction, spec in (

@@ -60,7 +60,7 @@ class UnitProfile:
     flops: float  # forward, of one sample
     parameters: int
     trained: int
-    kept_bytes: float  # of one sample from forward to backward
+    kept_bytes: float  # of one sample from forward to backward, outputs included
     outputs: tuple[TensorProfile, ...]
     has_gradient: bool = True  # something up to here is trained
     forward_ms: Points = ()  # measured; empty: operations count

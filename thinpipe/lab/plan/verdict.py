@@ -16,7 +16,6 @@ from thinpipe.lab.records.report import Table
 from thinpipe.options import OptionError
 from thinpipe.system.sizes import size_text
 
-KIND = "plan"
 _ALTERNATIVES = 3
 _HELPS = 1.02  # a smaller gain is not worth a line
 
@@ -140,7 +139,7 @@ def lines(verdict: Verdict) -> list[str]:
     if count > 1 and verdict.alone is not None:
         factor = verdict.alone.step_ms / best.step_ms
         first += f"; {machines[0].name} alone: {_per_s(verdict, verdict.alone):,.0f}, {factor:.1f} times slower"
-    elif count > 1:
+    elif count > 1 and "none" in verdict.limits.parallel:
         first += f"; {machines[0].name} alone cannot hold it"
     found = [first, _work(verdict)]
     found += ["", f"Plan: {describe(best.candidate)}"]
@@ -192,7 +191,8 @@ def _workers(verdict: Verdict) -> Iterator[str]:
             if made.parallel != "pipeline" or made.placement[stage] == rank
         ]
         of = "" if machine.memory_bytes is None else f" of {size_text(machine.memory_bytes)}"
-        yield f"worker {rank}, {machine.name}: units {' and '.join(units)}; {size_text(held)}{of}"
+        noun = "unit" if len(units) == 1 and units[0].isdecimal() else "units"
+        yield f"worker {rank}, {machine.name}: {noun} {' and '.join(units)}; {size_text(held)}{of}"
 
 
 def _why(verdict: Verdict, each: Prediction) -> str:

@@ -53,6 +53,7 @@ class RunColumns:
     wait_ms_per_step: float | None = column("waiting\nms/step", format=".2f", better="lower")
     transfer_ms_per_step: float | None = column("transfer\nms/step", format=".2f", better="lower")
     decode_ms_per_step: float | None = column("decoding\nms/step", format=".2f", better="lower")
+    predicted_samples_per_s: float | None = column("predicted\nsamples/s", format=".0f", default=None)  # by a plan
     metric_name: str
     first_step: int
     epochs: Sequence[Mapping[str, Any]]
@@ -139,6 +140,7 @@ class RecordFile(Listener):
             parameters_sha256=end.parameters_sha256 or None,
             peak_mib=max((worker.peak_mib for worker in end.workers), default=None),
             **{f"{name}_per_step": value for name, value in asdict(run_step_times(end)).items()},
+            predicted_samples_per_s=self.config.get("predicted_samples_per_s"),
             metric_name=self.plan.metric,
             first_step=self.plan.first_step,
             epochs=self.epochs,

@@ -14,7 +14,7 @@ from thinpipe.links.registry import link_codec, sent_once
 from thinpipe.links.slot import Slot
 from thinpipe.options import OptionError
 from thinpipe.pipeline.order import Order, make_order
-from thinpipe.pipeline.partition import Layout, UnitCost, choose_cuts, cut_units
+from thinpipe.pipeline.partition import Layout, UnitCost, choose_cuts, cut_units, stage_count
 from thinpipe.system.sizes import size_text
 from thinpipe.train.engines.latency_model import choose_order
 from thinpipe.train.engines.plan import LinkPlan, holdings_of, kept_bytes, peak_activation_bytes, plan_link
@@ -31,6 +31,7 @@ class Cutting:
     order: Order
     chunks: int  # of a batch
     client_layers: tuple[int, int] | None = None  # units of the client at both ends; None: chosen by costs
+    cuts: tuple[int, ...] | None = None  # units at which stages begin; None: chosen
     costs: Sequence[UnitCost] | None = None  # of the units; None: their operations are counted
     memory_limit: int | None = None  # maximum bytes that a worker keeps of chunks in flight
     in_process: int | None = None  # number of workers whose stages all run here; None: only its own
@@ -66,7 +67,7 @@ class PartitionedModel:
         self.model, self._cutting, self._links, self._world, self._amp = model, cutting, links, world, amp
         self._workers = cutting.in_process or world.workers
         units, traced = model.units, model.traced(chunk_inputs, amp=amp, device=world.device)
-        self.cuts = choose_cuts(
+        self.cuts = _given_cuts(cutting, self._workers, len(units)) or choose_cuts(
             len(units),
             self._workers,
             cutting.layout,
@@ -146,6 +147,17 @@ class PartitionedModel:
         # Together: another worker may have failed before this point.
         sizes = self._world.gather(self._world.together(measure))
         return {int(index): size for each in sizes for index, size in each.items()}
+
+
+def _given_cuts(cutting: Cutting, workers: int, units: int) -> tuple[int, ...] | None:
+    """Return the cuts that the user has chosen; raise OptionError unless they fit the layout and the model."""
+    cuts, stages = cutting.cuts, stage_count(workers, cutting.layout)
+    if cuts is not None and (len(cuts) != stages - 1 or list(cuts) != sorted({*cuts} & {*range(1, units)})):
+        raise OptionError(
+            f"{{cuts}} are {stages - 1} rising numbers of units from 1 to {units - 1}, for the {stages} stages of "
+            f"{workers} workers, {cutting.layout}; got {','.join(map(str, cuts))}"
+        )
+    return cuts
 
 
 def _with_gradients(outputs: Sequence[Sequence[Meta]], modules: Sequence[nn.Module]) -> list[tuple[Meta, ...]]:
