@@ -78,7 +78,7 @@ class Report(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """What a coordinator decides by; times in seconds."""
+    """The settings of a coordinator; times in seconds."""
 
     run: str
     servers: int  # wanted
