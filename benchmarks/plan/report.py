@@ -156,7 +156,7 @@ def report(out: Path) -> None:
     again = study.repeated()
     tested = rows[1::2]
     checks = [
-        Check(claim=f"{len(rows)} rows: error of the step, median", limit=0.05, measured=float(np.median(np.abs(offs)))),
+        Check(claim=f"error of the step, median of {len(rows)}", measured=float(np.median(np.abs(offs))), limit=0.05),
         Check(claim="error of the step, 95th percentile", measured=float(np.quantile(np.abs(offs), 0.95)), limit=0.15),
         Check(claim="error of memory, median", measured=float(np.median(memory)) if memory else None, limit=0.10),
         Check(claim=f"inside ± {half:.1%}, {len(tested)} rows that did not choose it", limit=0.85, bound="at least",

@@ -127,8 +127,8 @@ def make_listener(
     specs = {"forward": settings.compress_forward, "backward": settings.compress_backward}
     if plan is not None:
         config["predicted_samples_per_s"] = plan.samples_per_s
-    facts = {"report_to": options.report_to, "plan": plan, "config": config, "seed": settings.seed, **specs}
-    return partial(listen, options.log, options.json, **facts)
+    facts: dict[str, Any] = {"config": config, "seed": settings.seed, **specs}
+    return partial(listen, options.log, options.json, report_to=options.report_to, plan=plan, **facts)
 
 
 def listen(

@@ -166,11 +166,11 @@ def _kept(engine: PipelineEngine, inputs: Sequence[Tensor], samples: int) -> lis
     """Return the bytes that each unit keeps of a microbatch from forward to backward, its outputs included."""
     found = []
     with torch.autocast(engine.world.device.type, dtype=torch.bfloat16, enabled=engine._amp):
-        for index, stage in engine.stages.items():
-            metas = engine.partition.between[index]
+        for index in engine.stages:
+            module, metas = engine.partition.modules[index], engine.partition.between[index]
             values = [meta.zeros(engine.world.device, gradient=index > 0) for meta in metas]
-            given = engine.partition.model.side_inputs(stage.module.asks, [part[:samples] for part in inputs])
-            all_ = kept_bytes(stage.module, values, given, recompute=False)
+            given = engine.partition.model.side_inputs(module.asks, [part[:samples] for part in inputs])
+            all_ = kept_bytes(module, values, given, recompute=False)
             found.append(float(all_ - sum(meta.bytes for meta in metas)))
     return found
 
