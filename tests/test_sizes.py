@@ -46,7 +46,7 @@ def test_signatures() -> None:
         f"{path.name}: {function.name} has {parameters(function)}"
         for path in PACKAGE.rglob("*.py")
         for function in functions(path)
-        if parameters(function) > (12 if is_kernel(path) else 8)
+        if parameters(function) > (13 if is_kernel(path) else 8)
     ]
     assert wide == []
 
@@ -54,8 +54,8 @@ def test_signatures() -> None:
 # Lines of each layer; a change that needs more says why and raises its number here.
 # Included: encrypted links 2,300 (library), servers 2,620 and fine-tuning 830 (train), both together 400 (cli).
 # `thinpipe plan` 2,150 (lab), 50 (cli), and its simulator of steps 190 (train).
-# The protocol of recovery 890 (train).
-BUDGETS = {"library": 19_250, "train": 21_800, "lab": 9_070, "cli": 2_440}
+# Recovery 1,950 (train).
+BUDGETS = {"library": 19_250, "train": 21_850, "lab": 9_070, "cli": 2_450}
 
 
 def layer(path: Path) -> str:

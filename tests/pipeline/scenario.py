@@ -36,13 +36,13 @@ class Trap(nn.Module):
 
 
 class Flipping:
-    """``isend`` with one bit changed in the second message of the third step."""
+    """``isend`` with one bit changed in the second message of the third step; probes of the delay do not count."""
 
     def __init__(self) -> None:
         self.send, self.calls = dist.isend, 0
 
     def __call__(self, message: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
+        self.calls += len(message) > 64
         if self.calls == 2 * CHUNKS + 2:
             message[5] ^= 16
         return self.send(message, *args, **kwargs)

@@ -45,6 +45,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lora_target": ("q_proj,v_proj", LORA),
     "lora_alpha": (7.5, LORA),
     "lora_dropout": (0.1, LORA),
+    "quantize": ("nf4", LORA),
     "freeze": (["*.embed.*", "head: yes, 'quoted'"], {}),
     "batch_size": (128, {}),
     "chunks": (2, {}),
@@ -57,6 +58,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "weight_decay": (1e-4, {}),
     "clip_norm": (1.5, {}),
     "client_layers": ("2,1", {}),
+    "cuts": ("2,5", {}),
     "parallel": ("data", {}),
     "workers": (3, {}),
     "layout": ("linear", {}),
@@ -92,6 +94,8 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "merge": (True, LORA | {"export": Path("model"), "model": "org/name"}),
     "resume": (Path("saved/best"), {}),
     "max_restarts": (2, SAVE),
+    "mirror_every": (5, {}),
+    "min_servers": (1, {"mirror_every": 5}),
     "patience": (90.0, {}),
     "capture": (Path("c.safetensors"), {}),
     "capture_steps": ("10,100", CAPTURE),
@@ -115,7 +119,10 @@ def written(path: Path, given: dict[str, Any]) -> tuple[Settings, RunOptions]:
 @pytest.mark.parametrize(
     "name", [each.name for kind in (Settings, RunOptions, Capture) for each in options_of(kind).values()]
 )
-def test_every_option_is_read_back_as_it_was_written(tmp_path: Path, name: str) -> None:
+def test_every_option_is_read_back_as_it_was_written(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thinpipe.train.running.is_served", lambda: name in ("mirror_every", "min_servers"))
     value, needed = VALUES[name]
     given, path = given_with(**needed, **{name: value}), tmp_path / "run.yaml"
     if name == "resume":  # its settings are in a checkpoint, which is not there

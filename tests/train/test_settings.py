@@ -194,7 +194,7 @@ def test_marks_select_kept_and_moved_options() -> None:
         *("workers", "layout", "client_layers", "chunks", "compress_forward")
     }
     assert names(Trained, lambda each: each.training_only) == {
-        *("lora", "lora_target", "lora_alpha", "lora_dropout", "freeze")
+        *("lora", "lora_target", "lora_alpha", "lora_dropout", "freeze", "quantize")
     }
     assert names(Trained, lambda each: each.per_machine) == {
         *("data", "validation", "model", "config", "tokenizer", "chat_template", "weights")
@@ -206,7 +206,7 @@ def test_workers_compare_options_that_collectives_depend_on() -> None:
     shared = running.shared()
     assert shared.keys() == {
         *("save", "resume", "trace", "capture", "export", "save_local", "save_every", "keep", "steps"),
-        *("evaluate_every", "patience_s", "merge", "memory_limit"),
+        *("evaluate_every", "patience_s", "merge", "memory_limit", "mirror_every"),
     }
     assert (shared["save"], shared["resume"], shared["keep"]) == (True, False, 3)  # paths may differ
     assert shared["capture"] == [(1, 5), 1, 1 << 30]

@@ -203,6 +203,7 @@ class RunOptions:
         default_text="not divided again",
         rule=COUNT,
         per_machine=True,
+        advanced=True,
         default=None,
     )
     patience_s: float = machine_option(

@@ -176,12 +176,8 @@ def _train(
     ends = {"first_step": plan.first_step, "last_step": plan.last_step}
     watchers = world.together(lambda: make_watchers(running, settings, engine, **ends))
     expected_bytes = world.gather(state_bytes(engine, settings))
-    sizes = {
-        "save": _save_bytes(running, sum(expected_bytes)),
-        "capture": 2 * sum(each.file_bytes for each in watchers),  # a new file is complete before the old one goes
-        "export": 0 if exporter is None else exporter.bytes,
-    }
-    world.together(lambda: check_space(_written(running), sizes) if world.is_client else None)
+    captured_bytes = sum(each.file_bytes for each in watchers)
+    world.together(lambda: _check_space(running, sum(expected_bytes), captured_bytes, exporter, world.is_client))
     loop = Loop(
         engine,
         optimizer,
@@ -198,6 +194,19 @@ def _train(
     end, unexported = _run(loop, plan, exporter, make_listener() if world.is_client else None, notices)
     _check_kept(running, loop.unsaved, unexported)
     return end
+
+
+def _check_space(
+    running: RunOptions, state_bytes: int, captured_bytes: int, exporter: Exporter | None, is_client: bool
+) -> None:
+    """Raise OptionError on the client if a file of the run does not fit on its disk."""
+    sizes = {
+        "save": _save_bytes(running, state_bytes),
+        "capture": 2 * captured_bytes,  # a new file is complete before the old one goes
+        "export": 0 if exporter is None else exporter.bytes,
+    }
+    if is_client:
+        check_space(_written(running), sizes)
 
 
 def small_chunk_notices(settings: Settings, tokens: int | None) -> list[str]:

@@ -55,7 +55,7 @@ def test_the_record_has_the_profile_for_a_later_plan() -> None:
 
 def test_other_records_are_rejected(tmp_path: Path) -> None:
     Record(kind="train", config={}, columns=(), rows=()).write(tmp_path / "run.json")
-    with pytest.raises(ValueError, match="is a record of train, not a plan: write one with thinpipe plan --json"):
+    with pytest.raises(ValueError, match="is a record of train, not of plan: give one of thinpipe plan"):
         read_plan(tmp_path / "run.json")
 
 

@@ -72,5 +72,5 @@ def test_a_server_that_is_reached_only_once_ends_the_run_on_both_sides_after_the
             command = client.type("train", *DIGITS, "--servers", ticket, "--patience", "3")
             assert command.wait() == serving.wait() == 1
         assert "Traceback" not in command.err + serving.err
-        assert re.search(r"worker 1 is gone: no connection for \d+ s", command.err), command.err
-        assert re.search(r"worker 0 is gone: no connection for \d+ s", serving.err), serving.err
+        for each in (command, serving):  # one of them notices it first, and reports it to the other
+            assert re.search(r"worker [01] is gone: no connection for \d+ s", each.err), each.err

@@ -28,7 +28,7 @@ def read_plan(path: Path) -> PlanFile:
     """Return the plan of a record that `thinpipe plan --json` has written; raise ValueError if it is none."""
     record = Record.read(path)
     if record.kind != KIND or not record.rows or not isinstance(record.rows[0].get("options"), dict):
-        raise ValueError(f"{path} is a record of {record.kind}, not a plan: write one with thinpipe plan --json")
+        raise ValueError(f"{path} is a record of {record.kind}, not of plan: give one of thinpipe plan")
     row, batch = record.rows[0], record.config["batch_size"]
     low, high = (row[name] and batch / row[name] * 1e3 for name in ("high_ms", "low_ms"))
     options = {**record.config.get("options", {}), **row["options"]}

@@ -179,7 +179,7 @@ class CutModel:
             return shapes_returned(self.blocks[number], args, kwargs), counter.get_total_flops()
 
     def between(
-        self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | Tensor | None = None
+        self, values: Values, inputs: Mapping[str, Tensor], until: int | None, positions: slice | None = None
     ) -> Any:
         """Run the model's code up to a block's call (return leaves) or to its end (return logits), given these values.
 

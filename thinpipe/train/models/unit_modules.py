@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from thinpipe.train.models.blocks import UncuttableError
 from thinpipe.train.models.chain import Chain, chain_of, key_of, recorded
 from thinpipe.train.models.cut import CutModel, Value, Values
 from thinpipe.train.models.symbolic import is_symbolic, symbolic
+
+_WIDTHS = 64  # multiples of positions: gathered states have few shapes
 
 
 def cut_into_units(cut: CutModel) -> list[_Unit]:
@@ -120,8 +123,9 @@ class TailUnit(_Unit):
         given: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Return the logits of all positions of a text, or of these; a tensor counts positions over all texts."""
-        live = self.cut.live[-1]
-        if len(live) > 1 or self.asks or isinstance(positions, Tensor):
+        if isinstance(positions, Tensor):
+            return self._gathered(tensors, positions)
+        if len(self.cut.live[-1]) > 1 or self.asks:
             return self._run(tensors, positions, given or {})
         states = tensors[0]
         if positions is not None and positions.indices(states.shape[1]) == (0, states.shape[1], 1):
@@ -136,10 +140,23 @@ class TailUnit(_Unit):
         chain = self._chains[key]
         return self._run(tensors, positions, {}) if chain is None else chain(states, positions)
 
-    def _run(self, tensors: Sequence[Tensor], positions: slice | Tensor | None, given: Mapping[str, Tensor]) -> Tensor:
+    def _gathered(self, tensors: Sequence[Tensor], positions: Tensor) -> Tensor:
+        """Return the logits of these positions, [1, n, vocabulary]: their states gathered in as few texts as they need.
+
+        The text length stays, because models reshape states by it; logits are those of the first ``width`` positions.
+        """
+        states, *shared = tensors
+        count, length = len(positions), states.shape[1]
+        texts = -(-count // length)
+        width = min(length, -(-count // texts // _WIDTHS) * _WIDTHS)
+        places = positions.new_zeros(texts, length)
+        places[:, :width] = functional.pad(positions, (0, texts * width - count)).view(texts, width)
+        gathered = states.flatten(0, 1)[places]
+        logits = self.logits((gathered, *(each[:texts] for each in shared)), slice(0, width))
+        return logits.flatten(0, 1)[:count][None]
+
+    def _run(self, tensors: Sequence[Tensor], positions: slice | None, given: Mapping[str, Tensor]) -> Tensor:
         values, inputs = self.split(len(self.cut.blocks), tensors, given)
-        if isinstance(positions, Tensor):
-            values = {value: states.flatten(0, 1)[None] for value, states in values.items()}
         logits: Tensor = self.cut.between(values, inputs, None, positions)
         return logits
 

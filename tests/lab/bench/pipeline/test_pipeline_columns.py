@@ -143,7 +143,7 @@ def test_everything_is_run_with_everything():
 
 def test_torchs_stage_sends_no_codecs():
     given = settings(workers=(2,), links=(None,), parallel=("pipeline",), layouts=("linear",), chunks=(2,))
-    runs = replace(given, compress=("none", "4bit", "sort:8"), stages=("thinpipe", "torch")).variants()
+    runs = replace(given, compress=("none", "4bit", "sort:8"), baseline="torch").variants()
     assert [(run.compress, run.stage) for run in runs] == [
         *(("none", "torch"), ("none", None), ("4bit", None), ("sort:6+2", None))
     ]
@@ -161,7 +161,7 @@ def test_torchs_stage_sends_no_codecs():
         ({"workers": (1,), "parallel": ("pipeline",)}, "nothing to measure"),
         ({"compress": ("bogus",)}, "there is no codec 'bogus'"),
         ({"compress": ("5bit",)}, "there is no recipe '5bit'"),
-        ({"stages": ("jax",)}, "stage is thinpipe, torch, separated by commas; got jax"),
+        ({"baseline": "jax"}, "baseline is torch; got jax"),
         ({"steps": 0}, "steps is from 1 to"),
         ({"interleave": 0}, "interleave is from 1 to"),
     ],
