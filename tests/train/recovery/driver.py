@@ -255,7 +255,8 @@ class MemberDriver:
         if self._mirroring != snapshot:
             return
         self._mirroring = None
-        is_lost = world.now < world.quiet_s and world.loss > world.random()
+        is_sent = self.name != "client"
+        is_lost = is_sent and world.now < world.quiet_s and world.loss > world.random()
         client = self._client()
         if client is None or client.paused_until > world.now or is_lost or world.is_cut(self.name, "client"):
             return
