@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -120,6 +121,18 @@ def test_an_unknown_route_and_a_handler_that_fails_close_the_connection_and_the_
     assert lines[0] == "127.0.0.1: ZeroDivisionError: a bug"
     assert "was rejected: the key is unknown" in lines[1]
     assert len(lines) == 2
+
+
+def test_errors_of_a_flood_are_counted_and_not_reported_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        guarded = Gate(listener, lambda *_: False, lines.append)
+        for now in (*range(40), 100):
+            monkeypatch.setattr(time, "monotonic", lambda now=now: float(now))
+            guarded._note("a stranger")
+        monkeypatch.undo()
+        guarded.close()
+    assert lines == ["a stranger"] * 5 + ["a stranger (and 35 more before that were not reported)"]
 
 
 def test_a_connection_without_a_complete_route_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

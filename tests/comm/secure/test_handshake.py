@@ -185,7 +185,7 @@ def test_what_is_no_tls_is_rejected_by_both_ends(keys: list[Identity], sent: byt
         meet(accepting(listener, bytes(32)), stranger(sent))[0],
         meet(stranger(sent), dialling(keys[1], listener.fingerprint))[1],
     ):
-        assert str(error).startswith("the other end does not speak TLS: something other than thinpipe")
+        assert str(error).startswith("the other end does not speak TLS, so it is not thinpipe")
         assert not error.final
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ __all__ = ["DESK", "ROUTE_BYTES", "Gate"]
 
 _ROUTE_S = 5.0  # for the 16 bytes, which are sent with the first packet
 _MOST_HANDLED = 32  # connections in handlers at a time
+_MOST_LINES, _PER_S = 5, 60.0  # reports, so that strangers do not fill a log
 
 
 class Gate:
@@ -28,7 +30,7 @@ class Gate:
     ``handle`` authenticates the peer, gives the connection to its owner and returns True; it returns False, or raises,
     if there is no such route or the peer is rejected: the gate closes ``raw`` then. It must return soon after the
     handshake: when more than _MOST_HANDLED connections are in handlers, the gate shuts the oldest down.
-    ``report`` gets one line for each error of a handler. The gate owns the listening socket.
+    ``report`` gets one line for an error of a handler, at most _MOST_LINES in _PER_S. The gate owns the listening socket.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Gate:
         self._acceptor = Acceptor(listener, lambda first: len(first) == ROUTE_BYTES, ROUTE_BYTES, _ROUTE_S)
         self._handled: dict[socket.socket, str] = {}  # duplicates of connections, with their sources; oldest first
         self._threads = 0  # including those whose connection was shut down
+        self._reported: list[float] = []  # times of the last lines
+        self._unreported = 0  # errors since the last line
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="thinpipe-gate", daemon=True)
@@ -90,9 +94,21 @@ class Gate:
                 self._handled[twin] = accepted.source
             is_taken = self._handle(accepted.first, accepted.connection)
         except Exception as error:  # of any kind: the gate must go on
-            self._report(str(error) if isinstance(error, HandshakeError) else f"{accepted.source}: {describe(error)}")
+            self._note(str(error) if isinstance(error, HandshakeError) else f"{accepted.source}: {describe(error)}")
         finally:
             self._end_handler(accepted, twin, is_taken)
+
+    def _note(self, line: str) -> None:
+        """Report an error, or count it if there were many lately."""
+        now = time.monotonic()
+        with self._lock:
+            self._reported = [each for each in self._reported if now - each < _PER_S]
+            if len(self._reported) == _MOST_LINES:
+                self._unreported += 1
+                return
+            self._reported.append(now)
+            more, self._unreported = self._unreported, 0
+        self._report(f"{line} (and {more} more before that were not reported)" if more else line)
 
     def _end_handler(self, accepted: Accepted, twin: socket.socket | None, is_taken: bool) -> None:
         if not is_taken:

@@ -301,7 +301,7 @@ def _problem(error: OSError, deadline_s: float) -> str:
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)):
         return "closed the connection during the handshake: look at its output"
     if reason in _NOT_TLS:
-        return "does not speak TLS: something other than thinpipe answers there; look at address and port"
+        return "does not speak TLS, so it is not thinpipe: look at address and port"
     if reason in _OLD_TLS:
         return "offers no TLS 1.3, which thinpipe requires: look at the address, or for a proxy in between"
     if isinstance(error, ssl.SSLError):
