@@ -12,12 +12,13 @@ from tests.faults.undisturbed import LIMIT_S, final_sha256
 
 # Lines of ours that say how things stand, not why a run ended.
 _NOTES = re.compile(
-    r"thinpipe: (the last checkpoint is|no checkpoint (was written|of step)|stopping after the (current )?step|waiting for"
-    r"|worker \d+ is back|.* s after the start\n|joined worker 0 at|worker \d+ holds|the run is complete"
+    r"thinpipe: (the last checkpoint is|no checkpoint (was written|of step)|stopping after the (current )?step"
+    r"|waiting for|worker \d+ is back|.* s after the start\n|joined worker 0 at|worker \d+ holds|the run is complete"
     r"|starting again|.*\bgo(es|ing) on\b|.* the run does not"
     r"|worker \d+ \(.*\) is here|\d+ of \d+ servers are here|workers \d+ and \d+ do not reach|no connection to worker"
     r"|connected to|  thinpipe serve|.*; trying again|worker \d+ needs|listening at port"
-    r"|client \S+ has connected|run \w+ \(train\) of|weights of|activations of the frozen layers|comparing|\d+ blocks in|a connection of another worker|[0-9.]+:[0-9]+ )"
+    r"|client \S+ has connected|run \w+ \(train\) of|weights of|activations of the frozen|comparing|\d+ blocks in"
+    r"|a connection of another worker|[0-9.]+:[0-9]+ )"
 )
 _LOST = re.compile(r"thinpipe: run \w+ \(train\) of .* has ended: (.*)")  # of the log of a server
 # Torch's cache of compiled code, whether it compiles or not; what torchrun wrote when it is told to end.

@@ -30,7 +30,8 @@ class Gate:
     ``handle`` authenticates the peer, gives the connection to its owner and returns True; it returns False, or raises,
     if there is no such route or the peer is rejected: the gate closes ``raw`` then. It must return soon after the
     handshake: when more than _MOST_HANDLED connections are in handlers, the gate shuts the oldest down.
-    ``report`` gets one line for an error of a handler, at most _MOST_LINES in _PER_S. The gate owns the listening socket.
+    ``report`` gets one line for an error of a handler, at most _MOST_LINES in _PER_S. The gate owns the listening
+    socket.
     """
 
     def __init__(
