@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tests.train.recovery.simulator import World
 
 LOST_S, FORM_S, RETURN_S, END_S = 4.0, 6.0, 5.0, 30.0
+FREE_S = 14.0  # for a server that has left a run to be started again and chosen
 
 
 class Host:
@@ -24,7 +25,7 @@ class Host:
     def __init__(self, world: World) -> None:
         self.world = world
         self.is_alive = False
-        self.paused_until = self.offset = self.slow_until = self.healthy_since = 0.0
+        self.paused_until = self.offset = self.slow_until = self.healthy_since = self.heard_at = 0.0
         self.fails_loading = 0
         self.is_zombie = False
         self.zombie: Host | None = None  # an older process with the same connection
@@ -79,11 +80,16 @@ class Server(Host):
 
     def hear(self, order: wire.Order) -> None:
         if self.member is not None:
+            if self.member.machine.run in ("", order.run):
+                self.heard_at = self.world.now
             self.member.hear(order)
 
     def is_free_for(self, run: str) -> bool:
-        others = {each.run for each in self.world.clients if each.is_alive} - {run}
-        return self.member is not None and self.member.machine.run not in others and not self.fails_loading
+        """Return False if it takes part in another run; it leaves that after its patience without an order."""
+        if self.member is None or self.fails_loading:
+            return False
+        is_left = self.world.now - self.heard_at > self.world.patience_s + FREE_S
+        return is_left or self.member.machine.run in ("", run)
 
     def die(self, *, is_silent: bool) -> None:
         member, world = self.member, self.world

@@ -179,9 +179,9 @@ CoordinatorAction = SendTo | Keep | Notice | End
 
 
 class Clock:
-    """Time that counts a gap between two events only up to a limit: the time for which this process stood still.
+    """Time that hardly counts gaps between two events above a limit: the time for which this process stood still.
 
-    A suspended machine, SIGSTOP or a clock that jumps must not make all others look silent.
+    A suspended machine, SIGSTOP or a clock that jumps, even repeatedly, must not make all others look silent.
     """
 
     def __init__(self, longest_gap_s: float) -> None:
@@ -193,7 +193,7 @@ class Clock:
         if self._last is not None:
             gap = now - self._last
             if gap > 0:
-                self.now += gap if gap < self._longest_gap_s else self._longest_gap_s
+                self.now += gap if gap < self._longest_gap_s else self._longest_gap_s / 4
         self._last = now
         return self.now
 
