@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,7 @@ class Study:
 
     def __init__(self, out: Path) -> None:
         found = list(load(out))
+        self.cores = len(os.sched_getaffinity(0))  # of one thread each, which all workers share
         self.profiles = {e["name"]: ModelProfile.from_json(e["result"]) for e in found if e["kind"] == "model"}
         self.links = {
             name: LinkTimes(**times) for e in found if e["kind"] == "link" for name, times in e["result"].items()
@@ -93,7 +95,7 @@ class Study:
                 yield self.predicted(model, network, row, half)
 
     def predicted(self, model: str, network: str, row: Mapping[str, Any], half: float) -> StudyColumns:
-        cluster = measured_cluster(parse_link(network), max(row["workers"], 2), self.links[network])
+        cluster = measured_cluster(parse_link(network), max(row["workers"], 2), self.links[network], cores=self.cores)
         done = Predictor(self.profiles[model], cluster, BATCH).predict(candidate_of(row))
         measured, memory = row["step_ms"], max(done.memory_bytes) / 2**20
         off = done.step_ms / measured - 1

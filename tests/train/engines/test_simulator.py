@@ -95,6 +95,15 @@ def test_many_workers_in_every_order(order: str) -> None:
     assert found.step_ms >= 3 * (chunks + stages - 1) + 2 * (stages - 1)
 
 
+def test_workers_share_cores() -> None:
+    stages, chunks = 3, 4
+    pipeline = make_order("gpipe", list(range(stages)), chunks)
+    ample, few = (simulate(pipeline, equal_stages(stages, 1, 2), cores=cores).step_ms for cores in (stages, 1))
+    assert simulate(pipeline, equal_stages(stages, 1, 2)).step_ms == ample
+    assert few == pytest.approx(stages * chunks * 3)  # all work, one after another
+    assert ample < simulate(pipeline, equal_stages(stages, 1, 2), cores=2).step_ms < few
+
+
 def test_intervals_of_the_last_step() -> None:
     orders = make_order("1f1b", [0, 1, 0], 3)
     links = {hop: each for hop, each in chain(3, 100, 2.0, 10.0).items()}

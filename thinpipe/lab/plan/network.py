@@ -62,7 +62,9 @@ def _times(rows: Sequence[Row]) -> LinkTimes:
     )
 
 
-def measured_cluster(link: Shaping | None, workers: int, times: LinkTimes, **machine: Any) -> Cluster:
+def measured_cluster(
+    link: Shaping | None, workers: int, times: LinkTimes, *, cores: int | None = None, **machine: Any
+) -> Cluster:
     """Return equal measured machines on a shaped link, whose rates and delays are as far off as those of two workers.
 
     With more than two workers the queues are those of ``Shaping.paths``: each worker's own, shared by its links.
@@ -82,4 +84,5 @@ def measured_cluster(link: Shaping | None, workers: int, times: LinkTimes, **mac
         paths[pair] = MachinePath(tuple(queues), latency_ms, times.loss)
     names = ["client", *(f"server-{number}" for number in range(1, workers))]
     machines = tuple(replace(Machine(name=name, kind=name), **machine) for name in names)
-    return Cluster(name=f"{workers} workers, {link_text(link)}", machines=machines, links={}, measured=paths)
+    name = f"{workers} workers, {link_text(link)}"
+    return Cluster(name=name, machines=machines, links={}, measured=paths, cores=cores)

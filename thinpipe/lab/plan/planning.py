@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +87,8 @@ def make_plan(options: PlanOptions, given: Mapping[str, Any]) -> Planned:
         profile, links = _measured(options, settings)
         name = profile.name
         memory = memory_bytes(settings.devices[0]) // options.workers
-        cluster = measured_cluster(options.link, options.workers, links, memory_bytes=memory)
+        cores = max(1, (os.cpu_count() or 1) // settings.threads) if settings.threads else 1  # profiled on all cores
+        cluster = measured_cluster(options.link, options.workers, links, cores=cores, memory_bytes=memory)
     predictor = Predictor(profile, cluster, settings.batch_size)
     judged = verdict.judge(predictor, limits, search(predictor, limits), epochs=settings.epochs)
     options_given = {

@@ -198,7 +198,8 @@ class Predictor:
         assert candidate.schedule is not None
         orders = make_order(candidate.schedule, candidate.placement, candidate.chunks)
         links = self.links(candidate)
-        done = simulate(orders, self.costs(candidate), links, end=self._end(candidate), steps=_STEPS, record=record)
+        end, cores = self._end(candidate), self.cluster.cores
+        done = simulate(orders, self.costs(candidate), links, end=end, steps=_STEPS, cores=cores, record=record)
         name, busy = self._bottleneck(candidate, done)
         return Prediction(
             candidate=candidate,
@@ -234,6 +235,8 @@ class Predictor:
             took = (chunks - 1) * (forward + backward) + update
             if took + forward + backward > slowest:
                 slowest, backward_ms = took + forward + backward, backward
+        shared = max(1.0, count / (self.cluster.cores or count))
+        slowest, backward_ms = slowest * shared, backward_ms * shared
         step_ms, size, name, busy = slowest, 0, self.cluster.machines[candidate.machines[0]].name, 1.0
         if count > 1:
             gradient_bytes = trained * self.profile.element_bytes

@@ -9,11 +9,13 @@ link, behind earlier messages (2), and arrives after the transmission and the de
 receives are posted ahead, as links do on backends with tags. At the end of a step every worker sends its statistics to
 all others and updates its parameters when all have arrived (4); then its next step begins.
 
-Actions are processed in the order of their ends, so messages enter shared queues in the order of time.
+Actions are processed in the order of their ends, so messages enter shared queues in the order of time. If more workers
+compute than there are cores, all of these are slowed down alike (5).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -89,13 +91,15 @@ def simulate(
     *,
     end: StepEnd | None = None,
     steps: int = 1,
+    cores: int | None = None,
     record: bool = False,
 ) -> Simulated:
     """Return the times of ``steps`` steps of an order; ``costs`` are by stage and kind, ``"F"`` or ``"B"``.
 
-    Without links, messages take no time; without an end, a step ends with the last action of each worker.
+    Without links, messages take no time; without an end, a step ends with the last action of each worker. ``cores``:
+    that all workers share.
     """
-    run = _Run(orders, costs, links or {})
+    run = _Run(orders, costs, links or {}, cores)
     free, ends = [0.0] * len(orders), []
     for step in range(steps):
         free = run.step(free, record and step == steps - 1)
@@ -121,8 +125,10 @@ class _Run:
         orders: Mapping[int, Sequence[Action]],
         costs: Mapping[Key, ActionCost],
         links: Mapping[Hop, LinkCost],
+        cores: int | None = None,
     ) -> None:
         self.workers = sorted(orders)
+        self.cores = cores or len(self.workers)
         self.last = max(action.stage for actions in orders.values() for action in actions)
         self.todo = [[(2 * a.stage + (a.kind == "B"), a.chunk) for a in orders[w]] for w in self.workers]
         count = 2 * self.last + 2
@@ -160,26 +166,40 @@ class _Run:
         there: list[float | None] = [None] * (len(owner) * chunks)  # when inputs arrive
         for begins in (0, 2 * self.last + 1):  # these have no input from another stage
             there[begins * chunks : (begins + 1) * chunks] = [0.0] * chunks
-        heap: list[tuple[float, int]] = []
+        began = list(free)
+        starts: list[tuple[float, int]] = []
+        # (5) Ends if nothing slows them down; all are later by ``late``, which grows while workers share cores.
+        running: list[tuple[float, int]] = []
+        now = late = 0.0
 
         def offer(worker: int) -> None:
-            """(1) Push the next action of a worker once its end is known."""
+            """(1) Push the next action of a worker once its input's arrival is known."""
             if position[worker] < len(todo[worker]):
                 index, chunk = todo[worker][position[worker]]
                 arrived = there[index * chunks + chunk]
                 if arrived is not None:
-                    heappush(heap, (max(ended[worker], arrived) + total[index], worker))
+                    heappush(starts, (max(ended[worker], arrived), worker))
 
         for worker in range(len(todo)):
             offer(worker)
-        while heap:
-            time, worker = heappop(heap)
+        while starts or running:
+            slow = max(len(running) / self.cores, 1.0)
+            end = now + (running[0][0] + late - now) * slow if running else math.inf
+            time = min(end, starts[0][0]) if starts else end
+            late += (time - now) * (1 - 1 / slow)
+            now = time
+            if time < end:
+                worker = heappop(starts)[1]
+                began[worker] = time
+                heappush(running, (time - late + total[todo[worker][position[worker]][0]], worker))
+                continue
+            worker = heappop(running)[1]
             index, chunk = todo[worker][position[worker]]
             position[worker] += 1
             ended[worker] = time
             self.busy[worker] += total[index]
             if record:
-                self._record(worker, index, chunk, there[index * chunks + chunk], time)
+                self._record(worker, index, chunk, there[index * chunks + chunk], began[worker], time)
             target = to[index]
             if target >= 0:
                 there[target * chunks + chunk] = self._arrival(index, time)
@@ -209,9 +229,9 @@ class _Run:
                 arrives = left[queue]
         return arrives + delay_ms
 
-    def _record(self, worker: int, index: int, chunk: int, arrived: float | None, time: float) -> None:
+    def _record(self, worker: int, index: int, chunk: int, arrived: float | None, began: float, ended: float) -> None:
         stage, is_backward = divmod(index, 2)
         source = 2 * (stage + 1 if is_backward else stage - 1) + is_backward
         came = arrived if 0 <= source < len(self.path) and self.path[source] is not None else None
         action = Action(stage, "B" if is_backward else "F", chunk)
-        self.intervals.append(Interval(self.workers[worker], action, came, time - self.total[index], time))
+        self.intervals.append(Interval(self.workers[worker], action, came, began, ended))
