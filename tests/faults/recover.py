@@ -36,7 +36,7 @@ LM = ["--model", "llama", "--data", "a.txt", "--lora", "2", "--tokens", "32", "-
 LM += ["--samples", "32", "--epochs", "60", "--compress", "none", "--optimizer", "adamw"]
 RUNS = {"digits": (DIGITS, 30), "lora": (LM, 60)}  # with the number of epochs
 MARK = "case "  # of a line with a result
-PARTS = re.compile(r"is done ([\d.]+) s after the last group stopped: (.*)")
+PARTS = re.compile(r"is done ([\d.]+) s after the last group stopped: (.*); replayed steps: (\d+)")
 
 
 @dataclass
@@ -52,7 +52,8 @@ class Case:
     delay_s: float = 0.0
     problem: str = ""
     seconds: float = 0.0
-    recovered: list[tuple[float, str]] = field(default_factory=list)  # seconds from the stop to a step, with the parts
+    # Seconds from the stop of a group to a step, their parts, and steps replayed.
+    recovered: list[tuple[float, str, int]] = field(default_factory=list)
 
     @staticmethod
     def draw(seed: int) -> Case:
@@ -120,7 +121,9 @@ class Station:
             case.problem = f"{type(error).__name__}: {str(error)[:200]}"
         finally:
             case.seconds = time.monotonic() - began
-            case.recovered = [(float(total), parts) for total, parts in PARTS.findall(command.err)]
+            case.recovered = [
+                (float(total), parts, int(replayed)) for total, parts, replayed in PARTS.findall(command.err)
+            ]
             if case.problem:
                 case.problem += "\n" + command.out[-500:] + command.err[-3000:]
             command.end()
@@ -185,15 +188,16 @@ def table(cases: list[Case]) -> str:
         if not found:
             continue
         parts: dict[str, list[float]] = {}
-        for _, text in found:
+        for _, text, _ in found:
             for each in text.split(", "):
                 seconds, _, name = each.partition(" s ")
                 parts.setdefault(name, []).append(float(seconds))
         medians = ", ".join(f"{statistics.median(each):.2f} s {name}" for name, each in parts.items())
-        totals = sorted(total for total, _ in found)
+        totals, replayed = sorted(each[0] for each in found), [each[2] for each in found]
         lines.append(
             f"\n{run}: {len(found)} recoveries, from the stop of a group to the next step: median "
-            f"{statistics.median(totals):.2f} s, longest {totals[-1]:.2f} s; medians of the parts: {medians}"
+            f"{statistics.median(totals):.2f} s, longest {totals[-1]:.2f} s; medians of the parts: {medians}; "
+            f"steps replayed: median {statistics.median(replayed):.0f}, at most {max(replayed)}"
         )
     return "\n".join(lines)
 

@@ -79,6 +79,7 @@ class MemberDriver:
         self._take: Callable[[], Snapshot] | None = None
         self._mirror: SnapshotSender | None = None
         self._times: list[tuple[str, float]] = []  # of a recovery, on the client
+        self._furthest = 0  # step
         self.received_bytes = 0  # of snapshots, on the client
         self.ended: End | None = None
 
@@ -164,7 +165,9 @@ class MemberDriver:
         self.mark("for a step")
         parts = [f"{now - before:.2f} s {part}" for (_, before), (part, now) in pairwise(self._times)]
         total = self._times[-1][1] - self._times[0][1]
-        print_line(f"step {step} is done {total:.2f} s after the last group stopped: {', '.join(parts)}")
+        replayed = max(0, self._furthest - step + 1)
+        done = f"step {step} is done {total:.2f} s after the last group stopped"
+        print_line(f"{done}: {', '.join(parts)}; replayed steps: {replayed}")
         self._times = []
 
     def _stop(self, attempt: int) -> None:
@@ -276,6 +279,7 @@ class MemberDriver:
             self._take = take
             if self._times:
                 self._report_recovery(step)
+            self._furthest = max(self._furthest, step)
             self._event(self._machine.step_done, self._form.attempt, step, paused=paused)
             self._take = None
             while paused:
