@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from thinpipe.comm.group import Group
 from thinpipe.train.checkpoints.folder import load, newest
 from thinpipe.train.engines.world import World
-from thinpipe.train.events import Epoch, Finished, Plan, Step
+from thinpipe.train.events import ChosenBits, Epoch, Finished, Plan, Step
 from thinpipe.train.resolve import resolve
 from thinpipe.train.running import RunOptions
 from thinpipe.train.settings import Settings
@@ -95,6 +95,7 @@ class Recorder:
         self.epochs: list[Epoch] = []
         self.paths: list[str] = []
         self.notices: list[str] = []
+        self.bits: list[ChosenBits] = []
         self.problems: list[tuple[int, str]] = []  # steps that could not be saved, and why
         self.end: Finished | None = None
         self.error: BaseException | None = None
@@ -107,6 +108,9 @@ class Recorder:
 
     def evaluated(self, epoch: Epoch) -> None:
         self.epochs.append(epoch)
+
+    def bits_chosen(self, chosen: ChosenBits) -> None:
+        self.bits.append(chosen)
 
     def noticed(self, line: str) -> None:
         self.notices.append(line)

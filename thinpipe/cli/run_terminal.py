@@ -21,7 +21,7 @@ from thinpipe.lab.runs.run_tables import end_tables, plan_tables
 from thinpipe.lab.runs.summary import KIND
 from thinpipe.system.sanitize import printable
 from thinpipe.train.checkpoints.best import LINK
-from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step
+from thinpipe.train.events import ChosenBits, Epoch, Finished, Listener, Plan, Step
 from thinpipe.train.tasks.task import metric_text
 
 LINE_EVERY_S = 10.0  # interval of progress lines in a pipe
@@ -69,6 +69,11 @@ class Terminal(Listener):
             f"epoch {epoch.epoch:>{len(str(self.plan.epochs))}}/{self.plan.epochs}{within}  loss {epoch.train_loss:.4f}"
             f"  {metrics}  {epoch.samples_per_s:.0f}/s  {epoch.seconds:.1f} s"
         )
+
+    def bits_chosen(self, chosen: ChosenBits) -> None:
+        each = ", ".join(f"stage {stages}: {bits}" for stages, bits in chosen.bits.items())
+        one = set(chosen.bits.values())
+        self._print(f"bits per value from step {chosen.step} on: {each if len(one) > 1 else one.pop()}")
 
     def noticed(self, line: str) -> None:
         typer.echo(f"thinpipe: {printable(line)}", err=True)

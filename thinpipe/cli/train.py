@@ -13,7 +13,7 @@ import typer
 
 from thinpipe.cli.command_runner import CommandOptions, is_client, resolving
 from thinpipe.cli.terminal import one_line_errors, takes
-from thinpipe.codecs.recipes import RECIPES
+from thinpipe.codecs.recipes import ADAPTIVE_RANGE, RECIPES
 from thinpipe.comm.membership import is_served, member
 from thinpipe.train.events import Listener
 from thinpipe.train.running import Capture, RunOptions
@@ -31,7 +31,8 @@ class TrainOptions(CommandOptions):
     """Options of the command in addition to those of a run."""
 
     compress: str | None = link_option(
-        f"Preset, {', '.join(RECIPES)}, or the codec of both directions, as in tile:4.",
+        f"Preset, {', '.join(RECIPES)}; {ADAPTIVE_RANGE} for as many of 2 to 8 bits as links carry without slowing "
+        "steps, chosen in training; or the codec of both directions, as in tile:4.",
         metavar="SPEC",
         default_text="8bit; none for data",
         default=None,

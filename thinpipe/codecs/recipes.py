@@ -19,14 +19,23 @@ RECIPES: dict[str, tuple[str, str]] = {  # of activations, of gradients
     "1bit": ("axes:1.9", "gauss:1+unbiased"),
 }
 DEFAULT_RECIPE = "8bit"  # of a pipeline's links: a quarter of the bytes, no loss of accuracy
+ADAPTIVE, ADAPTIVE_RANGE, FOR_GRADIENTS = "auto", "auto:2-8", "+gradients"  # see links/learned/adaptive_codec.py
 
 
 def directions(text: str) -> tuple[str, str]:
     """Return the specs for activations and gradients of a preset; any other spec is used for both."""
     name = text.strip()
+    if is_adaptive(name):
+        spec = ADAPTIVE_RANGE if name == ADAPTIVE else name
+        return spec, spec if spec.endswith(FOR_GRADIENTS) else spec + FOR_GRADIENTS
     if name.endswith("bit") and name not in RECIPES:
         raise ValueError(f"there is no recipe {name!r}; there are: {', '.join(RECIPES)}")
     return RECIPES.get(name, (text, text))
+
+
+def is_adaptive(spec: str) -> bool:
+    """Return True if the number of bits is chosen in training, from the measured rates of links."""
+    return spec.strip().partition(":")[0] == ADAPTIVE
 
 
 def recipe_of(forward: str, backward: str) -> str | None:

@@ -174,7 +174,7 @@ def codec(spec: str | Codec, *, kernels: str | Kernels = "auto") -> Codec:
 
 def needs_link(spec: str) -> bool:
     """Return True if a spec names a link codec with state, not a codec."""
-    return spec.strip().startswith("axes:")
+    return spec.strip() == "auto" or spec.strip().startswith(("axes:", "auto:"))
 
 
 def split_specs(text: str) -> list[str]:
@@ -190,7 +190,7 @@ def _presets() -> dict[str, tuple[str, str]]:
 
 def _taken() -> tuple[str, ...]:
     """Return the names that other packages cannot register."""
-    return *FAMILIES, *_presets(), "axes"
+    return *FAMILIES, *_presets(), "axes", "auto"
 
 
 def _unknown(name: str, spec: str) -> str:

@@ -23,6 +23,7 @@ class Link:
 
     tap: Tap | None = None  # of a sender: called with every tensor before it is encoded
     trace = False  # at a receiver, also record arrival times: one thread per message
+    times_first = False  # at a receiver, record the arrival time of the first chunk of every step
     sent: SentSamples | None = None  # if chunks whose samples were sent before are not sent again
 
     def __init__(self, codec: LinkCodec, route: Route, events: list[Event], *, scheduled: bool = False) -> None:
@@ -75,6 +76,18 @@ class Link:
 
     def cancel_prefetch(self) -> None:
         """Cancel the step that was expected: all senders first, then all receivers."""
+
+    def first_times(self) -> tuple[float, int] | None:
+        """Return when the first chunk of the last step was sent or had arrived, and its bytes; None if it was not.
+
+        The link was idle until then, so the time between the two ends is the delay and the transmission.
+        """
+        stamps = itertools.islice(reversed(self.ledger.stamps), len(self.slots) * self.chunks)
+        first = [stamp for stamp in stamps if (stamp.step, stamp.chunk) == (self.step, 0)]
+        if not first or not (self.transport.ahead and self.sent is None):
+            return None
+        times = [stamp.end if stamp.arrived is None else stamp.arrived for stamp in first]
+        return max(times), sum(stamp.wire_bytes for stamp in first)
 
     def counters(self) -> Counters:
         """Return the sums so far. On a GPU this synchronizes with pending work, so call it between steps."""

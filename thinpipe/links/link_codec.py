@@ -57,6 +57,9 @@ class LinkCodec(ABC):
     """
 
     needs_basis = False  # True if decoding needs a basis that is learned in training
+    # Bits per value that it can encode with, most first; both ends may set another level between two steps.
+    levels: tuple[int, ...] = ()
+    level = first_level = 0  # of all chunks of a step but the first, and of the first
 
     def __init__(self, *codecs: Codec) -> None:
         self.codecs = codecs  # the first one encodes tensors before anything is learned
@@ -102,6 +105,10 @@ class LinkCodec(ABC):
 
     def basis_schedule(self, slot: Slot, chunks: int = 1) -> BasisSchedule:
         return BasisSchedule()
+
+    def level_bytes(self, slots: Sequence[Slot], chunks: int = 1) -> tuple[int, ...]:
+        """Return the bytes of one chunk's wires at each of ``levels``, without those of a basis."""
+        return ()
 
     def why_uncompressed(self, slots: Sequence[Slot], chunks: int = 1) -> str | None:
         """Return why all floats of these slots are sent uncompressed despite a codec; None if some are compressed."""

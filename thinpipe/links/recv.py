@@ -40,7 +40,8 @@ class RecvLink(Link):
     def post(self) -> None:
         """(1) Post the receives of a step, if the transport posts receives ahead."""
         expected = (numbers for numbers in self.all_messages() if not self.skips(numbers[0]))
-        self.transport.post((self._expect(*numbers) for numbers in expected), self.trace)
+        traced = self.chunks if self.trace else int(self.times_first)
+        self.transport.post((self._expect(*numbers) for numbers in expected), traced)
 
     def recv_ops(self, chunk: int) -> list[dist.P2POp]:
         """Return the receive operations of one chunk, for a schedule that orders and awaits them."""

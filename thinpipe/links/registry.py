@@ -3,6 +3,7 @@
 tile:4        every tensor is encoded with this codec
 axes:2        rows in a PCA basis that the sender learns, with 2 bits per value on average
 axes:2+now    from the first steps on: for a pretrained model
+auto:2-8      2 to 8 bits per value, as set between steps; auto:2-8+gradients for gradients
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 from thinpipe.codecs.base import Codec
 from thinpipe.codecs.spec import codec
 from thinpipe.links.activation_cache import SampleCodec, SentSamples
+from thinpipe.links.learned.adaptive_codec import AdaptiveCodec
 from thinpipe.links.learned.pca_codec import PCACodec
 from thinpipe.links.link_codec import CodecAdapter, LinkCodec
 
 # By the name that a spec begins with.
-LINK_CODECS: dict[str, type[LinkCodec]] = {"axes": PCACodec}
+LINK_CODECS: dict[str, type[LinkCodec]] = {"axes": PCACodec, "auto": AdaptiveCodec}
 
 
 def link_codec(spec: str | Codec) -> LinkCodec:

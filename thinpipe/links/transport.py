@@ -43,8 +43,8 @@ class Transport(ABC):
     def await_sends(self, but: int = 0) -> None:  # noqa: B027
         """Wait until the sends of all but the last ``but`` chunks have completed."""
 
-    def post(self, messages: Iterable[Message], trace: bool) -> None:  # noqa: B027
-        """Post the receives of a step, before any of them is needed; ``trace``: record arrival times."""
+    def post(self, messages: Iterable[Message], traced: int) -> None:  # noqa: B027
+        """Post the receives of a step, before any of them is needed; record when the first ``traced`` chunks arrive."""
 
     def recv_ops(self, messages: Iterable[Message]) -> list[dist.P2POp]:
         """Return the receive operations of a chunk for a schedule."""
@@ -153,13 +153,13 @@ class Direct(Transport):
             for message in messages:
                 self.memory.recycle(message)
 
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
+    def post(self, messages: Iterable[Message], traced: int) -> None:
         expected = list(messages)
         for message in expected:
             if message.work is None:  # it was not posted before the step
                 self.memory.reuse(message)
                 self.start(message)
-        for message in expected if trace else ():
+        for message in (each for each in expected if each.chunk < traced):
             message.pending = self.threads(len(expected)).submit(self._arrival, message)
 
     def threads(self, count: int) -> ThreadPoolExecutor:
@@ -185,8 +185,8 @@ class Staged(Direct):
         self._in_flight.append(messages)
         return []
 
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
-        super().post(messages, trace=True)
+    def post(self, messages: Iterable[Message], traced: int) -> None:
+        super().post(messages, traced=1 << 30)
 
     def _send_loaded(self, messages: list[Message], loaded: Callable[[], None]) -> None:
         loaded()
@@ -230,7 +230,7 @@ class LocalTransport(Transport):
             self.route.handover[self.route.tag(message.chunk, message.slot)] = message.buffer
         return []
 
-    def post(self, messages: Iterable[Message], trace: bool) -> None:
+    def post(self, messages: Iterable[Message], traced: int) -> None:
         list(messages)  # iterating registers each in its link; the sender's memory is used
 
     def receive(self, message: Message) -> None:

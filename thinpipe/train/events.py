@@ -7,7 +7,7 @@ listener never changes the run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +58,14 @@ class Step:
     gradient_norm: float | None  # of all stages together; None without gradient clipping
     wire_bytes: int  # sent by all workers in this step
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenBits:
+    """The bits per value of the links where they are chosen in training."""
+
+    step: int  # the first one with them
+    bits: Mapping[str, int]  # by the stages of a link, as in "0 to 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +122,10 @@ class Listener:
 
     def evaluated(self, epoch: Epoch) -> None: ...
 
+    def bits_chosen(self, chosen: ChosenBits) -> None:
+        """Receive the bits at the start of a run, and whenever they change."""
+        ...
+
     def noticed(self, line: str) -> None:
         """Receive a notice for the user about the start or resumption of the run; called before ``planned``."""
         ...
@@ -150,6 +162,9 @@ class Listeners(Listener):
 
     def evaluated(self, epoch: Epoch) -> None:
         self._call(lambda each: each.evaluated(epoch))
+
+    def bits_chosen(self, chosen: ChosenBits) -> None:
+        self._call(lambda each: each.bits_chosen(chosen))
 
     def noticed(self, line: str) -> None:
         self._call(lambda each: each.noticed(line))

@@ -20,13 +20,15 @@ from thinpipe.train.checkpoints.interval import SaveTimer
 from thinpipe.train.checkpoints.manifest import Progress
 from thinpipe.train.checkpoints.saving import Saver
 from thinpipe.train.checkpoints.state import digest, worker_state
+from thinpipe.train.engines.auto_bits import AutoBits, adaptive_links
 from thinpipe.train.engines.engine import Engine
+from thinpipe.train.engines.pipeline import PipelineEngine
 from thinpipe.train.engines.step import stop_request, train_step
-from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
+from thinpipe.train.events import ChosenBits, Epoch, Finished, Listener, Plan, Step, WorkerUse
 from thinpipe.train.metrics import evaluate
 from thinpipe.train.optimize import learning_rate
 from thinpipe.train.recovery.keeper import Keeper
-from thinpipe.train.settings import Settings
+from thinpipe.train.settings import AUTO_EVERY, Settings
 from thinpipe.train.watchers import StepWatcher
 
 
@@ -50,6 +52,10 @@ class Loop:
         self.saver, self.watchers = saver, watchers
         self.keeper: Keeper | None = None  # if the run continues without a lost server
         self.listener: Listener | None = None
+        self.auto = None
+        if isinstance(engine, PipelineEngine) and adaptive_links(plan.links):
+            self.auto = AutoBits(engine, settings.auto_every or AUTO_EVERY, settings.accumulate, progress.levels)
+            engine.shared = self.auto
         self.unsaved: str | None = None  # why there is no checkpoint of the last step
         self._timer = None if saver is None else SaveTimer(saver.options.save_every, plan.steps_per_epoch)
         shapes = [link.shapes for link in plan.links]
@@ -67,6 +73,7 @@ class Loop:
         began = epoch_began = time.perf_counter()
         last = self.plan.last_step
         improved = False
+        self._report_bits()
         ended = self.progress.stops_early(self.settings.early_stopping)  # before it was resumed
         while self.progress.step < last and not ended:
             save_due, stop, pause = self._step(interrupted)
@@ -127,6 +134,8 @@ class Loop:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if self.auto is not None:
+            self.auto.begin(number + 1)
         watching = [watcher for watcher in self.watchers if watcher.begin(number + 1)]
         training = self.samples.training
         batches = [None] * settings.accumulate if training is None else training.step(epoch, position)
@@ -150,6 +159,8 @@ class Loop:
         self.progress.count(
             loss=done.loss, correct=done.correct, samples=settings.step_samples, wire_bytes=done.wire_bytes
         )
+        if self.auto is not None and self.auto.receive(done.shared, seconds):
+            self._report_bits()
         if self.listener is not None:
             self.listener.stepped(
                 Step(
@@ -165,6 +176,15 @@ class Loop:
                 )
             )
         return done.save_due, done.stop, done.pause
+
+    def _report_bits(self) -> None:
+        """Report the bits of the next step to the listener, and keep them for checkpoints."""
+        if self.auto is None:
+            return
+        self.progress.levels = tuple(self.auto.levels)
+        if self.listener is not None:
+            bits = {f"{hop[0]} to {hop[1]}": level for hop, level in zip(self.auto.hops, self.auto.levels, strict=True)}
+            self.listener.bits_chosen(ChosenBits(step=self.progress.step + 1, bits=bits))
 
     def _count(self, seconds: float, waited_s: float) -> None:
         self.usage.step(seconds=seconds, waited_s=waited_s)

@@ -278,6 +278,7 @@ class RunOptions:
         for apart, what in (
             (settings.parallel != "pipeline", f"{{parallel}} {settings.parallel}: it is for the stages of a pipeline"),
             (self.link is not None or member() is not None, "other machines and {link}: nothing travels"),
+            (settings.is_adaptive, "{compress} auto, which measures links: nothing travels"),
             (len(set(settings.devices)) > 1, f"{{device}} {settings.device}: it computes on one device"),
             (self.trace is not None, "{trace}, which shows what workers do at the same time"),
         ):

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from thinpipe.codecs.recipes import is_adaptive
 from thinpipe.codecs.spec import codec
 from thinpipe.links.registry import check_directions
 from thinpipe.options import OptionError, Rule, above, below, between, check, from_facts, options_of, pair
@@ -21,6 +22,8 @@ from thinpipe.train.models.pretrained import FLASH
 from thinpipe.train.tasks.options import COUNT, Source, TaskDefaults
 from thinpipe.train.tasks.panels import link_option, model_option, stage_option, training_option
 from thinpipe.train.tasks.tasks import TASKS
+
+AUTO_EVERY = 20  # steps
 
 
 def _cuts(text: str) -> tuple[int, ...]:
@@ -185,6 +188,15 @@ class Settings(Trained, TaskDefaults):
     compress_backward: str = link_option(
         "Codec of gradients.", metavar="SPEC", default_text="as {compress}", advanced=True
     )
+    auto_every: int | None = link_option(
+        "Steps between two choices of the bits of links by {compress} auto.",
+        metavar="N",
+        default_text=f"{AUTO_EVERY}",
+        rule=between(8, 1_000_000),
+        movable=True,
+        advanced=True,
+        default=None,
+    )
     cuts: tuple[int, ...] | None = stage_option(
         "Units at which stages begin, as in 3,7 for three stages.",
         metavar="N,...",
@@ -280,6 +292,7 @@ class Settings(Trained, TaskDefaults):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_adaptive()
         # Their ValueError names the problem.
         check_directions(self.compress_forward, self.compress_backward)
         if self.parallel != "pipeline":
@@ -332,6 +345,20 @@ class Settings(Trained, TaskDefaults):
                 f"all chunks have the same size: {{batch_size}} {self.batch_size} is not a multiple of {self.chunks} "
                 f"chunks{replicas}; take {max(self.batch_size // pieces, 1) * pieces}, or change {{chunks}}"
             )
+
+    def _check_adaptive(self) -> None:
+        if self.is_adaptive and self.parallel != "pipeline":
+            raise OptionError(
+                f"{{compress}} auto adapts the links of a pipeline; with {{parallel}} {self.parallel} give one codec, "
+                "as in gauss:4, or leave it out"
+            )
+        if self.auto_every is not None and not self.is_adaptive:
+            raise OptionError("{auto_every} is for {compress} auto: give both, or leave it out")
+
+    @property
+    def is_adaptive(self) -> bool:
+        """True if the bits of some links are chosen in training."""
+        return is_adaptive(self.compress_forward) or is_adaptive(self.compress_backward)
 
     @property
     def replicas(self) -> int:

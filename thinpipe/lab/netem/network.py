@@ -256,14 +256,25 @@ def _address(worker: int) -> str:
 def _join(here: str, my_end: str, there: str, its_end: str, mbit_per_s: float) -> None:
     """Create a veth pair between two namespaces, shaped at both ends."""
     _run("ip", "link", "add", my_end, "netns", here, "type", "veth", "peer", "name", its_end, "netns", there)
+    for namespace, end in ((here, my_end), (there, its_end)):
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", end, "root", *_bucket(mbit_per_s))
+        _run("ip", "-n", namespace, "link", "set", end, "up")
+
+
+def change_rate(owner: int, mbit_per_s: float) -> None:
+    """Change the rate of the link between the two workers of the network of process ``owner``."""
+    for name in _existing():
+        if name.startswith(f"thinpipe-{owner}-"):
+            _run("tc", "-n", name, "qdisc", "change", "dev", INTERFACE, "root", *_bucket(mbit_per_s))
+
+
+def _bucket(mbit_per_s: float) -> list[str]:
+    """Return the token bucket filter of a link end, as arguments of tc."""
     bytes_per_s = mbit_per_s * 1e6 / 8
     fast = mbit_per_s > _FAST_MBIT
     burst = max(_FAST_BURST_BYTES, int(bytes_per_s * _FAST_BURST_S)) if fast else _BURST_BYTES
     limit = burst + max(int(bytes_per_s * _QUEUE_S), _QUEUE_BYTES)
-    for namespace, end in ((here, my_end), (there, its_end)):
-        _run("tc", "-n", namespace, "qdisc", "add", "dev", end, "root", "tbf",
-             "rate", f"{round(mbit_per_s * 1e6)}bit", "burst", str(burst), "limit", str(limit))  # fmt: skip
-        _run("ip", "-n", namespace, "link", "set", end, "up")
+    return ["tbf", "rate", f"{round(mbit_per_s * 1e6)}bit", "burst", str(burst), "limit", str(limit)]
 
 
 def _enter(namespace: IO[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from thinpipe.lab.records.record import Column, Record, column, columns_of, row_of
 from thinpipe.lab.records.step_times import StepTimes, step_times
-from thinpipe.train.events import Epoch, Finished, Listener, Plan, Step, WorkerUse
+from thinpipe.train.events import ChosenBits, Epoch, Finished, Listener, Plan, Step, WorkerUse
 from thinpipe.train.tasks.task import METRICS
 
 KIND = "train"
@@ -59,6 +59,7 @@ class RunColumns:
     epochs: Sequence[Mapping[str, Any]]
     links: Sequence[Mapping[str, Any]]
     workers: Sequence[Mapping[str, Any]]
+    bits: Sequence[Mapping[str, Any]]  # of links where they are chosen in training: from which step on
 
 
 def columns(values: RunResult | RunColumns, plan: Plan) -> tuple[Column, ...]:
@@ -108,6 +109,7 @@ class RecordFile(Listener):
         self.settings: dict[str, Any] = {"forward": forward, "backward": backward, "seed": seed}
         self.wire_bytes = 0
         self.epochs: list[dict[str, Any]] = []
+        self.bits: list[dict[str, Any]] = []
 
     def planned(self, plan: Plan) -> None:
         self.plan = plan
@@ -117,6 +119,10 @@ class RecordFile(Listener):
 
     def evaluated(self, epoch: Epoch) -> None:
         self.epochs.append(asdict(epoch))
+
+    def bits_chosen(self, chosen: ChosenBits) -> None:
+        before = [each for each in self.bits if each["step"] < chosen.step]  # later ones are computed again
+        self.bits = [*before, asdict(chosen)]
 
     def finished(self, end: Finished) -> None:
         row = self._row(end)
@@ -146,4 +152,5 @@ class RecordFile(Listener):
             epochs=self.epochs,
             links=[asdict(link) | {"spec": self.settings[link.direction]} for link in end.links],
             workers=[asdict(worker) for worker in end.workers],
+            bits=self.bits,
         )

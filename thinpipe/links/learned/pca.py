@@ -84,7 +84,9 @@ def learn_basis(
     least = max(MIN_DEVIATION, float(np.abs(mean).max()) * float(np.finfo(np.float32).eps))
     exact = np.maximum(np.sqrt(variances / weight), least * units)
     deviations[...] = exact
-    bits_of[...] = allocate(np.square(exact / units).reshape(-1), rows.planes(bits)).reshape(bits_of.shape)
+    shares = np.square(exact / units).reshape(-1)
+    for allocation, each in zip(bits_of, (bits, *rows.more_bits), strict=True):
+        allocation[...] = allocate(shares, rows.planes(each)).reshape(allocation.shape)
     return encoded, projection_of(encoded, rows, inverse)
 
 

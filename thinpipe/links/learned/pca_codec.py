@@ -15,11 +15,12 @@ t follows from shapes (``is_due``): not before START, except with ``+now``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from thinpipe.codecs.base import Codec
 from thinpipe.codecs.normal import MAX_BITS
 from thinpipe.codecs.spec import codec
 from thinpipe.links.learned.learner import LEAD, BasisLearner, BasisUpdate, first_due, is_due, sender_projection
@@ -45,12 +46,12 @@ class _SlotState:
     countdown: int = 0  # steps until (2), while a basis is being learned: 1 is the next step
     current: BasisUpdate | None = None  # in use
     incoming: BasisUpdate | None = None  # carried by the messages of the current or the last step
-    basis: Basis | None = None  # of ``current``
+    bases: dict[float, Basis] = field(default_factory=dict)  # of ``current``, by bits per value
 
     def adopt(self) -> None:
         """Switch to the transmitted basis, (3)."""
         if self.incoming is not None:
-            self.current, self.incoming, self.basis = self.incoming, None, None
+            self.current, self.incoming, self.bases = self.incoming, None, {}
 
 
 class PCACodec(LinkCodec):
@@ -58,11 +59,11 @@ class PCACodec(LinkCodec):
 
     needs_basis = True
 
-    def __init__(self, bits: float, *, now: bool = False) -> None:
-        super().__init__(FIRST)
+    def __init__(self, bits: float, *more_bits: float, now: bool = False, first: Codec = FIRST) -> None:
+        super().__init__(first)
         if not MIN_BITS <= bits <= MAX_BITS:
             raise ValueError(f"{bits:g} bits are not from {MIN_BITS} to {MAX_BITS}")
-        self.bits, self._start = bits, 0 if now else START
+        self.bits, self._more_bits, self._start = bits, more_bits, 0 if now else START
         self._rows: list[Rows | None] = []  # by slot; None: always FIRST, or raw
         self._slots: dict[int, _SlotState] = {}
         self._learners: dict[int, BasisLearner] = {}
@@ -98,11 +99,12 @@ class PCACodec(LinkCodec):
     # Sizes
 
     def wire_formats(self, slot: Slot, chunks: int = 1) -> tuple[WireFormat, ...]:
-        first, rows = WireFormat.of(slot, FIRST), self._rows_of(slot, chunks)
+        first, rows = WireFormat.of(slot, self.codecs[0]), self._rows_of(slot, chunks)
         return (first,) if rows is None else (first, WireFormat(rows.wire_bytes(self.bits), None, False))
 
     def _rows_of(self, slot: Slot, chunks: int) -> Rows | None:
-        return None if WireFormat.of(slot, FIRST).raw else rows_of(slot.shape, self.bits, chunks)
+        raw = WireFormat.of(slot, self.codecs[0]).raw
+        return None if raw else rows_of(slot.shape, self.bits, chunks, self._more_bits)
 
     def basis_schedule(self, slot: Slot, chunks: int = 1) -> BasisSchedule:
         rows = self._rows_of(slot, chunks)
@@ -136,8 +138,12 @@ class PCACodec(LinkCodec):
         return super().max_bytes(index) + (0 if rows is None else _part(rows, self.chunks))
 
     def wire_format(self, chunk: int, index: int) -> WireFormat:
-        found = self._formats[index][0 if self._basis(index) is None else -1]
+        found = self._plain_format(chunk, index)
         return found._replace(wire_bytes=found.wire_bytes + self._carried(index))
+
+    def _plain_format(self, chunk: int, index: int) -> WireFormat:
+        """Return the format of a tensor in the current step, without the part of a basis that its message carries."""
+        return self._formats[index][0 if self._basis_of(chunk, index) is None else -1]
 
     def _carried(self, index: int) -> int:
         """Return the bytes of the basis in each message of a slot in the current step."""
@@ -191,43 +197,44 @@ class PCACodec(LinkCodec):
         return learner
 
     def encode(self, chunk: int, index: int, tensor: Tensor, wire: Tensor) -> None:
-        rows, basis, end = self._rows[index], self._basis(index), len(wire) - self._carried(index)
-        if rows is None:
-            super().encode(chunk, index, tensor, wire)
-            return
-        columns = rows.columns(tensor.detach())
+        rows, basis, end = self._rows[index], self._basis_of(chunk, index), len(wire) - self._carried(index)
+        columns = None if rows is None else rows.columns(tensor.detach())
         if basis is None:
-            FIRST.encode(tensor, wire[:end])
+            super().encode(chunk, index, tensor, wire[:end])
         else:
+            assert rows is not None
+            assert columns is not None
             encode(columns, basis, rows, wire[:end])
         if end < len(wire):
             wire[end:].copy_(self._parts(index)[chunk])
-        if self.training:
+        if columns is not None and self.training:
             self._learners[index].add(columns)
 
     def decode(self, chunk: int, index: int, wire: Tensor, out: Tensor) -> None:
-        rows, basis, end = self._rows[index], self._basis(index), len(wire) - self._carried(index)
-        if rows is None:
-            super().decode(chunk, index, wire, out)
-            return
+        rows, basis, end = self._rows[index], self._basis_of(chunk, index), len(wire) - self._carried(index)
         if basis is None:
-            FIRST.decode(wire[:end], out)
+            super().decode(chunk, index, wire[:end], out)
         else:
+            assert rows is not None
             decode(wire[:end], basis, rows, out)
         if end < len(wire):
             self._parts(index)[chunk].copy_(wire[end:])
 
-    def _basis(self, index: int) -> Basis | None:
+    def _basis_of(self, chunk: int, index: int) -> Basis | None:
+        """Return the basis that encodes a tensor in the current step; None if a codec does."""
+        return self._basis(index, self.bits)
+
+    def _basis(self, index: int, bits: float) -> Basis | None:
         """Return the basis of a slot in the current step; None if there is none."""
         rows, state = self._rows[index], self._slots.get(index)
         if rows is None or state is None or state.current is None or state.key != self._key(rows):
             return None
-        if state.basis is None:
+        if bits not in state.bases:
             encoded, projection = state.current.encoded[: rows.basis_bytes], state.current.projection
             if self.route.sends and projection is None:  # of a resumed run
                 projection = sender_projection(encoded, rows)
-            state.basis = Basis.read(encoded, rows, self.bits, projection)
-        return state.basis
+            state.bases[bits] = Basis.read(encoded, rows, bits, projection)
+        return state.bases[bits]
 
     def _parts(self, index: int) -> Tensor:
         incoming = self._slots[index].incoming
@@ -235,7 +242,7 @@ class PCACodec(LinkCodec):
         return incoming.encoded.view(self.chunks, -1)
 
     def _key(self, rows: Rows) -> tuple[int, ...]:
-        return *rows.key, rows.planes(self.bits)
+        return *rows.key, *(rows.planes(bits) for bits in (self.bits, *self._more_bits))
 
     # The basis is known to both ends and saved by one; the moments it is learned from are state of the sender.
 
@@ -264,7 +271,7 @@ class PCACodec(LinkCodec):
                 loaded.current = BasisUpdate(known.to(self.route.device), None)
                 last = before[index].current if index in before else None
                 if last is not None and last.encoded is loaded.current.encoded:
-                    loaded.basis = before[index].basis  # the case in an evaluation, batch after batch
+                    loaded.bases = before[index].bases  # the case in an evaluation, batch after batch
 
 
 def _part(rows: Rows, chunks: int) -> int:

@@ -34,6 +34,7 @@ class Rows:
     groups: int
     size: int  # axes of a group
     block: int = 0  # side of the squares of pixels that are a row; 0: a row is the last dimension
+    more_bits: tuple[float, ...] = ()  # per value: of further allocations in a basis, after the first
 
     @property
     def rotated(self) -> bool:
@@ -65,7 +66,7 @@ class Rows:
     def basis_parts(self) -> tuple[int, int, int, int]:
         """The bytes of the parts of an encoded basis: mean, deviations, axes and bits (``Basis``)."""
         total = self.groups * self.size
-        return 4 * total, 4 * total, total * self.size, total
+        return 4 * total, 4 * total, total * self.size, total * (1 + len(self.more_bits))
 
     @property
     def basis_bytes(self) -> int:
@@ -112,7 +113,7 @@ class Rows:
         out.view(images, channels, height // side, side, width // side, side).copy_(squares.permute(3, 0, 4, 1, 5, 2))
 
 
-def rows_of(shape: Sequence[int], bits: float, chunks: int) -> Rows | None:
+def rows_of(shape: Sequence[int], bits: float, chunks: int, more_bits: tuple[float, ...] = ()) -> Rows | None:
     """Return the rows of tensors of a shape, with ``chunks`` tensors a step; None if rows are too short."""
     shape = torch.Size(shape)
     # [N, C, H, W]; or [N, H, W, C], as some image models have it, if only that makes images square.
@@ -128,7 +129,7 @@ def rows_of(shape: Sequence[int], bits: float, chunks: int) -> Rows | None:
         return None
     groups = -(-width // MAX_AXES)
     while True:
-        chosen = Rows(shape, groups, -(-width // groups), block)
+        chosen = Rows(shape, groups, -(-width // groups), block, more_bits)
         if chosen.every(bits, chunks) <= MAX_INTERVAL or chosen.size <= MIN_AXES:
             return chosen
         groups *= 2

@@ -53,9 +53,12 @@ class Basis:
     def read(encoded: Tensor, rows: Rows, bits: float, projection: Tensor | None = None) -> Basis:
         """Read a basis from untrusted bytes: mean and deviations, float32; axes, int8, rows of a matrix; bits.
 
-        A deviation is that of the component times the unit of the int8 axis. ``projection``: given at a sender.
+        A deviation is that of the component times the unit of the int8 axis. Of several allocations of bits, the one of
+        ``bits`` per value is read. ``projection``: given at a sender.
         """
-        mean, deviation, axes, each = encoded.split(rows.basis_parts)
+        mean, deviation, axes, allocations = encoded.split(rows.basis_parts)
+        number = 1 + rows.more_bits.index(bits) if bits in rows.more_bits else 0
+        each = allocations.view(-1, rows.groups * rows.size)[number]
         mean, deviation = (as_dtype(part, torch.float32).view(rows.groups, rows.size, 1) for part in (mean, deviation))
         matrix = axes.view(torch.int8).view(rows.groups, rows.size, rows.size)
         dtype = torch.bfloat16 if encoded.is_cuda and bits <= ROUNDED_BITS else torch.float32
@@ -69,7 +72,7 @@ class Basis:
             scale=has_bits.sum().clamp(min=1).rsqrt(),
             mean=mean,
             reconstruction=reconstruction,
-            projection=None if projection is None else projection.to(dtype),
+            projection=None if projection is None else projection.mul(has_bits).to(dtype),  # others are not in gains
         )
 
 
@@ -78,10 +81,10 @@ def projection_of(encoded: np.ndarray, rows: Rows, inverse: np.ndarray | None = 
 
     ``inverse``: of the int8 axes, if it is known; it is overwritten and returned.
     """
-    _, deviation, axes, each = basis_views(encoded, rows)
+    _, deviation, axes, _ = basis_views(encoded, rows)
     if inverse is None:
         inverse = np.linalg.inv(axes.swapaxes(1, 2).astype(np.float32))
-    inverse *= np.where(each > 0, 1 / deviation, np.float32(0))
+    inverse *= 1 / deviation
     return inverse
 
 
@@ -93,7 +96,7 @@ def basis_views(encoded: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray
         mean.view(np.float32).reshape(vector),
         deviation.view(np.float32).reshape(vector),
         axes.view(np.int8).reshape(rows.groups, rows.size, rows.size),
-        each.reshape(vector),
+        each.reshape(-1, *vector),  # of each allocation
     )
 
 

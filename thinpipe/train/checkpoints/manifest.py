@@ -58,6 +58,7 @@ class Progress:
     evaluations_without_best: int = 0  # since the best metric, for early stopping
     wire_bytes: int = 0  # sent by all workers in training
     parameters_sha256: str = ""  # set with the last checkpoint
+    levels: tuple[int, ...] = ()  # bits per value of the links where they are chosen in training
 
     @property
     def is_complete(self) -> bool:

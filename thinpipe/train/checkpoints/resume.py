@@ -28,6 +28,7 @@ from thinpipe.train.checkpoints.manifest import Manifest, Progress, manifest_of,
 from thinpipe.train.checkpoints.part import DamagedError, read_part
 from thinpipe.train.checkpoints.state import Cuts, belongs_here, frozen_hash, load_model_state, load_worker_state
 from thinpipe.train.data import difference
+from thinpipe.train.engines.auto_bits import set_saved_levels
 from thinpipe.train.engines.engine import Engine
 from thinpipe.train.engines.world import World
 from thinpipe.train.resolve import fixed_differences
@@ -127,6 +128,7 @@ def load_newest(run: Path, engine: Engine) -> None:
     remembered = {key: value for key, value in state.items() if key.startswith("link/")}
     if remembered:
         engine.load_codec_state(remembered)
+    set_saved_levels(engine, manifest.progress.levels)
 
 
 def _facts_here(path: Path) -> dict[str, Any] | None:

@@ -44,6 +44,15 @@ class NamedModule:
         return {self.names[name]: parameter for name, parameter in self.module.named_parameters()}
 
 
+class SharedNumbers:
+    """Numbers of every worker that are added up with the statistics of each step; here there are none."""
+
+    count = 0
+
+    def numbers(self) -> list[float]:
+        return []
+
+
 class Engine(ABC):
     """One worker's part of a model. All workers call ``compute`` and ``predict``, with or without data."""
 
@@ -61,6 +70,7 @@ class Engine(ABC):
     # Indices of the samples in the next step, batch after batch, or in the next evaluation batch; set on every worker.
     samples: Tensor | None = None
     notices: Sequence[str] = ()  # for the user
+    shared = SharedNumbers()
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -129,6 +139,9 @@ class Engine(ABC):
     def link_plans(self) -> tuple[LinkPlan, ...]:
         """Return the plans of the links between stages, of all workers."""
         return ()
+
+    def set_levels(self, levels: Mapping[tuple[int, int], tuple[int, int]]) -> None:  # noqa: B027
+        """Set the bits per value of adaptive links, by their stages: in training, other chunks and the first one."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yield each parameter once, even if two stages share it, as embeddings that are also the head's weights."""

@@ -7,7 +7,7 @@ it, its bytes do not count as training's, and alternating between the two needs 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from thinpipe.train.engines.frozen_prefix import find_prefix
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.partitioned_model import Cutting, Links, PartitionedModel
 from thinpipe.train.engines.plan import LinkPlan, check_stage_memory
+from thinpipe.train.engines.simulator import Hop
 from thinpipe.train.engines.units import Meta, Units, cut_model
 from thinpipe.train.engines.world import World
 from thinpipe.train.tasks.task import Batch
@@ -261,6 +262,28 @@ class PipelineEngine(Engine):
                 if int(index) == stage.stage_index - 1 and direction == "sent":
                     state.setdefault("received", {})[key] = value
             stage.load_link_state_dict(state)
+
+    @property
+    def chunks(self) -> int:
+        return self._cutting.chunks
+
+    def computed_ms(self) -> dict[int, tuple[float, float]]:
+        """Return the ms that stages here spent in forwards and backwards, codecs included, since ``collect_links``."""
+        found = {}
+        for stage in self.training_stages:
+            ms, codec_ms = stage.compute_ms(), {"forward": 0.0, "backward": 0.0}
+            for link in stage.links:
+                codec_ms[link.direction] += link.clock.total_ms()
+            backward_ms = ms["backward"] + ms["weight"] + codec_ms["backward"]
+            found[stage.stage_index] = ms["forward"] + codec_ms["forward"], backward_ms
+        return found
+
+    def set_levels(self, levels: Mapping[Hop, tuple[int, int]]) -> None:
+        for stage in (*self.training_stages, *self._evaluation_stages):
+            for link in stage.links:
+                if (link.source, link.target) in levels:
+                    link.codec.level, first = levels[link.source, link.target]
+                    link.codec.first_level = first if stage in self.training_stages else link.codec.level
 
     def link_plans(self) -> tuple[LinkPlan, ...]:
         return self.partition.link_plans()

@@ -105,6 +105,8 @@ class LinkPlan:
     uncompressed: str | None = None  # why nothing is compressed although there is a codec
     steady_after: int = 0  # steps; afterwards axes are sent at their final, lowest rate
     learned_bytes: int = 0  # part of ``wire_bytes``: axes, sent every few steps; mean per step
+    levels: tuple[int, ...] = ()  # bits per value that may be chosen in training, most first
+    level_bytes: tuple[int, ...] = ()  # of a chunk at each of them
 
 
 def plan_link(
@@ -140,6 +142,8 @@ def plan_link(
         uncompressed=codec.why_uncompressed(slots, chunks),
         steady_after=max((each.first_steps + each.every for each in schedules if each.step_bytes), default=0),
         learned_bytes=learned_bytes,
+        levels=codec.levels,
+        level_bytes=codec.level_bytes(slots, chunks),
     )
 
 

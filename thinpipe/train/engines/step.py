@@ -2,8 +2,8 @@
 
 One sum over all workers carries all statistics of a step: the squared gradient norm of each stage, from which follow
 the norm to clip by and whether all gradients are finite; whether the loss is finite; whether a worker received a stop
-signal; whether the client's timer requests a checkpoint; bytes sent; and, unless the client has them itself, the loss
-and the number of correct samples. The labels stay with the client.
+signal; whether the client's timer requests a checkpoint; bytes sent; unless the client has them itself, the loss and
+the number of correct samples; and what ``auto_bits`` measures. The labels stay with the client.
 
 Network delay counts only where a microbatch waits for it: receives for the sum are posted ahead and, before waiting for
 it, those for the microbatches of the next step. So a worker has received the sum and updated its parameters by the time
@@ -43,6 +43,7 @@ class Stepped:
     save_due: bool = False  # all workers save after this step: the client's timer requests it
     stop: StoppedTogether | None = None  # to be raised once this step is saved: a worker received a stop signal
     pause: bool = False  # a worker asks all to run no further step
+    shared: tuple[float, ...] = ()  # sums of the engine's shared numbers
 
 
 def train_step(
@@ -67,7 +68,7 @@ def train_step(
         another: True if another step follows directly, so that its receives may be posted.
     """
     world, stages, sent = engine.world, engine.stage_count, engine.sent_bytes()
-    statistics = world.control.expect_sum(stages + 7)
+    statistics = world.control.expect_sum(stages + 7 + engine.shared.count)
     loss, correct = engine.compute(*batches)
     if another:
         engine.expect_step()
@@ -78,10 +79,10 @@ def train_step(
     began = time.perf_counter()
     outcome, signal = (0.0, 0.0) if engine.client_has_outcome else (loss, correct), interrupted()
     flags = not math.isfinite(loss), bool(signal), save_due, pause
-    statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome])
+    statistics.send([*squares, *flags, engine.sent_bytes() - sent, *outcome, *engine.shared.numbers()])
     totals = statistics.result()
     waited_s = time.perf_counter() - began
-    squares, (bad_loss, stop, save, paused, wire_bytes, *outcomes) = totals[:stages], totals[stages:]
+    squares, (bad_loss, stop, save, paused, wire_bytes, *outcomes) = totals[:stages], totals[stages : stages + 7]
     if not engine.client_has_outcome:
         loss, correct = outcomes
     is_finite = not bad_loss and all(map(math.isfinite, squares))
@@ -103,6 +104,7 @@ def train_step(
         save_due=bool(save),
         stop=stop_request(world, signal) if stop else None,
         pause=bool(paused),
+        shared=tuple(totals[stages + 7 :]),
     )
 
 

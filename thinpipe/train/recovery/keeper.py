@@ -170,6 +170,7 @@ class ReplayedListener(Listener):
         self._listener, self._stepped, self._evaluated = listener, 0, 0
         self._is_planned = False
         self.noticed, self.saved = listener.noticed, listener.saved  # type: ignore[method-assign]
+        self.bits_chosen = listener.bits_chosen  # type: ignore[method-assign]
         self.save_failed, self.finished, self.failed = (  # type: ignore[method-assign]
             listener.save_failed,
             listener.finished,
