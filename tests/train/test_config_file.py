@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "schedule": ("1f1b:3", {}),
     "compress_forward": ("sort:6+2", {}),
     "compress_backward": ("none", {}),
+    "auto_every": (30, {"compress": "auto:2-8"}),
     "accumulate": (2, {}),
     "dpo_beta": (0.3, {}),
     "early_stopping": (3, {}),
