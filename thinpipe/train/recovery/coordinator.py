@@ -54,6 +54,7 @@ class CoordinatorMachine:
         self._since = self._not_before = 0.0  # the begin of the phase; when a group may be formed again
         self._paused_at: float | None = None
         self._stored: dict[SnapshotId, set[str]] = {}
+        self._unstored = ""  # why the client has not stored the last copy that it could not store in this attempt
         self._furthest = policy.first_step  # step that a group has completed
         self._first: Failure | None = None  # since a step was new
         self._first_at, self._tries = 0.0, 0
@@ -110,7 +111,8 @@ class CoordinatorMachine:
         return self._flush(now)
 
     def mirror_failed(self, now: float, name: str, snapshot: SnapshotId, cause: str) -> list[CoordinatorAction]:
-        self._notice(f"the snapshot of step {snapshot.step} of {name} is not stored: {cause}")
+        self._unstored = f"the snapshot of step {snapshot.step} of {name} is not stored: {cause}"
+        self._notice(self._unstored)
         return self._flush(self._clock.advance(now))
 
     def lost(self, now: float, name: str, life: int, cause: str) -> list[CoordinatorAction]:
@@ -190,8 +192,10 @@ class CoordinatorMachine:
             self._paused_at = now
         elif self._paused_at is not None and now - self._paused_at > self.policy.form_s:
             late = [each.name for each in reports if self._peers[each.name].have != (self.attempt, each.step)]
-            text = f"its state was not transferred in {self.policy.form_s:.0f} s"
-            self._fail(now, Failure(f"{late[0]}: {text}", late[0], False))
+            text, about = f"its state was not transferred in {self.policy.form_s:.0f} s", late[0]
+            if self._unstored:
+                text, about = self._unstored, CLIENT
+            self._fail(now, Failure(f"{about}: {text}", about, False))
 
     def _fail(self, now: float, failure: Failure) -> None:
         """Stop the attempt; keep the first cause since a step was new, and count whose failure it is."""
@@ -305,6 +309,7 @@ class CoordinatorMachine:
         self._group = self._former = Formation(self.attempt, members, lives, self.policy.cuts[size + 1])
         self._base, self._base_by = self.committed, self._committed_by
         self._stored.clear()
+        self._unstored = ""
         self._since, self._is_changed = now, True
         self._notice(f"forming {', '.join(members)} from step {self._base.step}")
 
