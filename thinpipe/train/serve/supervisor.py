@@ -41,6 +41,7 @@ from thinpipe.train.serve.peering import CONNECT_S, Address, may_dial, source_of
 from thinpipe.train.serve.roster import Roster, parse_dialers
 from thinpipe.train.serve.served_run import Owner, ServedRun
 
+_ENDING_S = 5.0  # for a place, before a client is rejected
 _SILENT_S = 60.0  # a client that sends nothing for so long before the run is gone
 _PROBE_S = 3.0
 _MOST_PROBED, _PROBED_S = 64, 600.0  # addresses, in a time
@@ -66,7 +67,7 @@ class Supervisor:
         self._owner, self._identity, self._admission, self._report = owner, identity, admission, report
         self._ended = ended
         self._runs: dict[str, ServedRun] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._desks = threading.Semaphore(_MOST_DESKS)
         self._closing = False
         self._probed: deque[float] = deque(maxlen=_MOST_PROBED)  # times
@@ -234,9 +235,11 @@ class Supervisor:
         folder = self._owner.cache / "runs" / secrets.token_hex(8)
         run = ServedRun(offer, roster, name, folder, self._owner)
         with self._lock:
+            # A run that its client has just left takes a moment to end.
+            has_place = self._lock.wait_for(lambda: self._closing or len(self._runs) < self._owner.runs, _ENDING_S)
             if self._closing:
                 raise Rejected(f"{facts.name} is stopping")
-            if len(self._runs) >= self._owner.runs:
+            if not has_place:
                 raise Rejected(self._busy_text())
             self._runs[folder.name] = run
         try:
@@ -287,6 +290,7 @@ class Supervisor:
         run.clear()
         with self._lock:
             self._runs.pop(run.folder.name, None)
+            self._lock.notify_all()
 
 
 def _check_dialled(run: ServedRun, dialers: Any, client: str) -> None:
