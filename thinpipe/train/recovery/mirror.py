@@ -29,7 +29,7 @@ from thinpipe.system.tensors import empty_tensor, spec_bytes, specs_of
 _STREAM, _TAG = 1 << 62, 0  # of no process group
 _LARGEST = 16 << 20  # bytes of a description
 _LEAST, _MOST = 16 << 10, 1 << 20  # bytes of a piece
-PIECE_S = 0.03
+PIECE_S = 0.01
 _POLL_S = 0.002
 _SHORTEST_S, _FORGET = 1e-3, 0.95
 
