@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,7 +75,6 @@ class Study:
 
     def __init__(self, out: Path) -> None:
         found = list(load(out))
-        self.cores = len(os.sched_getaffinity(0))  # of one thread each, which all workers share
         self.profiles = {e["name"]: ModelProfile.from_json(e["result"]) for e in found if e["kind"] == "model"}
         self.links = {
             name: LinkTimes(**times) for e in found if e["kind"] == "link" for name, times in e["result"].items()
@@ -95,8 +92,9 @@ class Study:
                 yield self.predicted(model, network, row, half)
 
     def predicted(self, model: str, network: str, row: Mapping[str, Any], half: float) -> StudyColumns:
-        cluster = measured_cluster(parse_link(network), max(row["workers"], 2), self.links[network], cores=self.cores)
-        done = Predictor(self.profiles[model], cluster, BATCH).predict(candidate_of(row))
+        profile, workers = self.profiles[model], max(row["workers"], 2)
+        cluster = measured_cluster(parse_link(network), workers, self.links[network], slowdown=profile.slowdown)
+        done = Predictor(profile, cluster, BATCH).predict(candidate_of(row))
         measured, memory = row["step_ms"], max(done.memory_bytes) / 2**20
         off = done.step_ms / measured - 1
         return StudyColumns(
@@ -131,15 +129,12 @@ class Study:
 
 def regrets(rows: Sequence[StudyColumns]) -> dict[tuple[str, str], float]:
     """Return for each model and network how much slower the predicted best row is than the measured best."""
-    cells: dict[tuple[str, str], list[StudyColumns]] = defaultdict(list)
-    network = ""
+    cells: dict[tuple[str, str], list[StudyColumns]] = {}
     for row in rows:
-        network = row.link if row.link != "none" else network
-    for row in rows:
-        if row.link != "none":
-            cells[row.model, row.link].append(row)
-    for key, each in cells.items():
-        each += [row for row in rows if row.model == key[0] and row.parallel == "none"][:1]
+        if row.parallel == "none":  # measured with the rows that follow
+            alone = row
+        else:
+            cells.setdefault((row.model, row.link), [alone]).append(row)
     return {
         key: min(each, key=lambda row: row.predicted_ms).measured_ms / min(row.measured_ms for row in each) - 1
         for key, each in cells.items()
@@ -190,7 +185,8 @@ def report(out: Path) -> None:
     worst = sorted(rows, key=lambda row: -abs(row.off))
     show([Table(title="Rows", columns=columns_of(StudyColumns), rows=list(map(row_of, worst)))])
     show([check_table(checks)])
-    out.with_name(f"{out.name}.md").write_text(markdown("Predictions", record, [check_table(checks)]))
+    tables = [check_table(checks), Table(title="Rows", columns=record.columns, rows=record.rows)]
+    out.with_name(f"{out.name}.md").write_text(markdown("Predicted and measured steps", record, tables))
     scatter(rows, half, out.with_name(f"{out.name}.png"))
 
 

@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 from thinpipe.codecs.recipes import RECIPES, directions
+from thinpipe.lab.bench.meter import peak_extra_bytes
 from thinpipe.lab.bench.models import Shapes, build_cuttable, build_named
 from thinpipe.lab.bench.pipeline.measuring import measure as measure_rows
 from thinpipe.lab.bench.pipeline.pipeline_options import PipelineBenchOptions, Variant
 from thinpipe.lab.plan.calibration import calibrate
+from thinpipe.lab.plan.crowding import crowd, crowded_ms
 from thinpipe.lab.plan.model import PlannedModel
 from thinpipe.lab.plan.network import measure_links
-from thinpipe.lab.plan.profile import profile_units
+from thinpipe.lab.plan.profile import ModelProfile, profile_units
 from thinpipe.launch.workers import run_workers
-from thinpipe.train.engines.world import join_world
+from thinpipe.train.engines.world import World, join_world
 from thinpipe.train.shaping import parse_link
 
 BATCH = 48
@@ -59,8 +62,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "digits": {"model": "mobilenetv2", "shapes": Shapes(batch_size=BATCH, image_size=32, width=0.5)},
 }
 CODECS = ("none", *RECIPES)
-ROWS_PER_CELL = 6
-STEPS, WARM_UP = 8, 3
+ROWS_PER_CELL = 5
+STEPS, WARM_UP = 7, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +109,39 @@ def options_of(model: str, rows: tuple[Variant, ...] = (), **more: Any) -> Cell:
 
 
 def calibrate_model(name: str) -> dict[str, Any]:
-    """Return the measured profile of a model, from one worker."""
-    return dict(run_workers(_calibrate, name, workers=1, backend="gloo")[0])
+    """Return the measured profile of a model, from one worker, and its slowdown from several."""
+    found = ModelProfile.from_json(run_workers(_calibrate, name, workers=1, backend="gloo")[0])
+
+    def run(count: int, cuts: Sequence[int], samples: int) -> float:
+        return float(run_workers(_crowded, name, cuts, samples, workers=count, backend="gloo")[0])
+
+    return crowd(found, run, 3, BATCH, BATCH // max(CHUNKS)).to_json()
 
 
-def _calibrate(name: str) -> dict[str, Any]:
-    world, options = join_world("cpu", threads=1), options_of(name)
+def _planned(name: str) -> tuple[PlannedModel, ModelProfile]:
+    options = options_of(name)
     if options.source is None:
         model, batch = build_cuttable(options.model, options.shapes)
         planned = PlannedModel(name=name, model=model, load=None, batch=batch)
     else:
         model, batch, fill = build_named(options.source, options.shapes)
         planned = PlannedModel(name=name, model=model, load=fill, batch=batch)
-    profile = profile_units(*planned.cut(3, amp=False), name=name)
+    return planned, profile_units(*planned.cut(3, amp=False), name=name)
+
+
+def _join() -> World:
+    """Join, and allocate memory as the pipeline benchmark does once it has measured that."""
+    peak_extra_bytes(lambda: None)
+    return join_world("cpu", threads=1)
+
+
+def _crowded(name: str, cuts: Sequence[int], samples: int) -> float:
+    world, (planned, profile) = _join(), _planned(name)
+    return crowded_ms(profile, planned, world, cuts, batch_size=BATCH, samples=samples)
+
+
+def _calibrate(name: str) -> dict[str, Any]:
+    world, (planned, profile) = _join(), _planned(name)
     sizes = [BATCH // count for count in (1, 2, 3, *CHUNKS)]
     specs = [directions(each) for each in CODECS if each != "none"]
     return calibrate(profile, planned, world, sizes=sizes, codecs=specs).to_json()
@@ -146,7 +169,7 @@ def tasks() -> list[tuple[str, str]]:
     random.Random(SEED).shuffle(cells)
     found = [("model", name) for name in MODELS] + [("link", name) for name in NETWORKS]
     # Some cells again: how repeatable is a measurement?
-    return found + [("cell", name) for name in cells] + [("again", name) for name in cells[:6]]
+    return found + [("cell", name) for name in cells] + [("again", name) for name in cells[:4]]
 
 
 WORK = {"model": calibrate_model, "link": calibrate_link, "cell": measure_cell, "again": measure_cell}

@@ -113,6 +113,26 @@ def test_some_steps_send_the_first_chunk_with_other_bits() -> None:
     assert found[4, 2][4] == [(4, 8), (2, 4)]
 
 
+@dataclass
+class Bursts(Emulated):
+    """A link that forwards the first chunk of a step at once: it seems to be fast."""
+
+    def _ms(self, hop: tuple[int, int], size: int) -> float:
+        return DELAY_MS
+
+
+def test_more_bits_that_make_steps_longer_are_taken_back_and_tried_ever_later() -> None:
+    engine = Bursts(rates=dict.fromkeys(HOPS, 10.0))
+    auto = AutoBits(engine, EVERY, levels=(2, 2))  # type: ignore[arg-type]
+    changes = run(auto, engine, 1, 20 * EVERY)
+    tried = [step for step, levels in changes if levels != (2, 2)]
+    assert tried == [EVERY * number for number in (1, 3, 6, 11, 20)]  # after 1, 2, 4 and 8 intervals
+    assert [step - last for (last, _), (step, _) in zip(changes[::2], changes[1::2], strict=False)] == [3] * 4
+    assert auto.levels == [8, 8]  # tried in the last step
+    engine.rates = dict.fromkeys(HOPS, 1000.0)
+    assert run(auto, engine, 20 * EVERY + 1, 22 * EVERY) == []
+
+
 def test_saved_levels_of_other_cuts_are_not_used() -> None:
     engine = Emulated(rates=dict.fromkeys(HOPS, 10.0))
     assert AutoBits(engine, EVERY, levels=(2, 4)).levels == [2, 4]  # type: ignore[arg-type]

@@ -98,10 +98,19 @@ def test_many_workers_in_every_order(order: str) -> None:
 def test_workers_share_cores() -> None:
     stages, chunks = 3, 4
     pipeline = make_order("gpipe", list(range(stages)), chunks)
-    ample, few = (simulate(pipeline, equal_stages(stages, 1, 2), cores=cores).step_ms for cores in (stages, 1))
+    ample, few = (
+        simulate(pipeline, equal_stages(stages, 1, 2), slowdown=slowdown).step_ms
+        for slowdown in ((), range(1, stages + 1))
+    )
     assert simulate(pipeline, equal_stages(stages, 1, 2)).step_ms == ample
     assert few == pytest.approx(stages * chunks * 3)  # all work, one after another
-    assert ample < simulate(pipeline, equal_stages(stages, 1, 2), cores=2).step_ms < few
+    assert (
+        ample
+        < simulate(
+            pipeline, equal_stages(stages, 1, 2), slowdown=[1, 1, *[each / 2 for each in range(3, stages + 1)]]
+        ).step_ms
+        < few
+    )
 
 
 def test_intervals_of_the_last_step() -> None:

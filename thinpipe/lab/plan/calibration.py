@@ -4,15 +4,16 @@
     one a size         a unit each     forward and backward of every unit, by the size of microbatches
     one a pair         a unit each     encoding and decoding of what will travel, by bytes
     two of one size    two             what a stage costs in addition to its units, and an action and a step
+    one a small size   no pipeline     a step of one process
 
-Nothing is fitted to runs of several workers: links are measured by themselves (``network``).
+Links are measured by themselves (``network``), and so is what workers on one machine cost each other (``crowding``).
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,15 +26,18 @@ from thinpipe.lab.plan.profile import ModelProfile, Points, TensorProfile, UnitP
 from thinpipe.links.registry import link_codec
 from thinpipe.train.engines.loss import Loss
 from thinpipe.train.engines.pipeline import Cutting, Links, PipelineEngine
-from thinpipe.train.engines.plan import kept_bytes
+from thinpipe.train.engines.plan import kept_storages
+from thinpipe.train.engines.replica import ReplicaEngine
 from thinpipe.train.engines.step import train_step
 from thinpipe.train.engines.world import World
 from thinpipe.train.tasks.task import Batch
 
 _WARM_UP, _STEPS = 1, 4
-_CHUNKS = 2  # of the batches that are measured
+_REPLICA_STEPS = 10  # their times are extrapolated
+_CHUNKS = 2  # of the batches with codecs
 
 Spec = tuple[str, str]  # codecs of activations and of gradients
+Memory = tuple[float, float]  # bytes of one sample that a unit keeps: all, and the largest tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +79,22 @@ def calibrate(
     amp: bool = False,
 ) -> ModelProfile:
     """Return the profile with the times of this machine; ``sizes`` are samples of microbatches. World: this process."""
-    runs = _Runs(profile, model, world, optimizer, amp)
+    runs = Runs(profile, model, world, optimizer, amp)
     sizes = sorted(set(sizes))
-    plain = [runs.measure(size, ("none", "none"), chunks=1 if size == sizes[-1] else _CHUNKS) for size in sizes]
+    # As many microbatches as in training: backward reads activations from memory, not from caches.
+    plain = [runs.measure(size, ("none", "none"), chunks=sizes[-1] // size) for size in sizes]
     found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: {"encode": [], "decode": []})
     for codec in codecs:
         for size in {sizes[0], sizes[len(sizes) // 2]}:
             _add_codecs(found, codec, runs.measure(size, codec), profile)
-    few, many = (runs.measure(sizes[0], ("none", "none"), stages=2, chunks=count) for count in (2, 8))
+    most = max(sizes[-1] // sizes[0], 8)
+    few, many = (runs.measure(sizes[0], ("none", "none"), stages=2, chunks=count) for count in (most // 4, most))
     # What remains of a step is the same for each of its actions, four a microbatch for two stages, and for the step.
     action_ms = max((many.rest - few.rest) / (4 * (many.chunks - few.chunks)), 0.0)
     step_ms = max(few.rest - 4 * few.chunks * action_ms, 0.0)
     # Units that are stages of their own take longer than those of one stage.
-    alone = plain[0]
-    extra = (sum(alone.forward) + sum(alone.backward) - sum(few.forward) - sum(few.backward)) / 2
+    single = plain[0]
+    extra = (sum(single.forward) + sum(single.backward) - sum(many.forward) - sum(many.backward)) / 2
     per_unit = max(extra, 0.0) / max(len(profile.units) - 2, 1)
     units = tuple(
         _with_times(unit, index, plain, per_unit, runs.kept[index]) for index, unit in enumerate(profile.units)
@@ -99,17 +105,18 @@ def calibrate(
         action_ms=action_ms + per_unit,
         step_ms=step_ms,
         update_ms=float(np.median([each.update for each in plain])),
+        replica_ms=[(size, runs.replica_ms(size)) for size in {max(sizes[-1] // 2, 1), max(3 * sizes[-1] // 4, 1)}],
         codecs={spec: {name: _mean_by_size(points) for name, points in each.items()} for spec, each in found.items()},
         spread=float(np.median([each.spread for each in plain])),
     )
 
 
-class _Runs:
+class Runs:
     """Passes of one model in this process."""
 
     def __init__(self, profile: ModelProfile, model: PlannedModel, world: World, optimizer: Any, amp: bool) -> None:
         self._profile, self._model, self._world, self._optimizer, self._amp = profile, model, world, optimizer, amp
-        self.kept: list[float] = []  # by unit, of one sample
+        self.kept: list[Memory] = []  # by unit
 
     def measure(self, samples: int, codec: Spec, *, stages: int | None = None, chunks: int = _CHUNKS) -> Pass:
         """Return the medians of a pass over ``stages`` stages, by default a unit each."""
@@ -126,17 +133,33 @@ class _Runs:
             taken.append({"whole": whole, **_difference(_clocks(engine), before)})
         return self._medians(taken[-_STEPS:], samples, chunks)
 
+    def _replica(self, samples: int) -> tuple[ReplicaEngine, Any, Batch]:
+        engine = ReplicaEngine(self._model.cut(samples, amp=self._amp)[0], self._world, amp=self._amp)
+        return engine, self._optimizer(list(engine.parameters()), lr=1e-6), self._model.rows(samples)
+
+    def replica_ms(self, samples: int, *, steps: int = _REPLICA_STEPS, begin: Callable[[], object] = bool) -> float:
+        """Return the time of a step of one process without a pipeline, less the update; call ``begin`` before."""
+        engine, made, batch = self._replica(samples)
+        taken = []
+        for step in range(_WARM_UP + steps):
+            if step == _WARM_UP:
+                begin()
+            updated, began = engine.updates.total_ms(), time.perf_counter()
+            train_step(engine, made, batch, step=step + 1)
+            whole = (time.perf_counter() - began) * 1e3
+            taken.append(whole - engine.updates.total_ms() + updated)
+        return float(np.median(taken[_WARM_UP:]))
+
     def _engine(self, samples: int, codec: Spec, stages: int, chunks: int) -> tuple[PipelineEngine, Batch]:
         units, inputs = self._model.cut(samples, amp=self._amp)
         forward, backward = codec
         cutting = Cutting(layout="linear", order="gpipe", chunks=chunks, in_process=stages)
         links = Links(forward=link_codec(forward).immediate_spec, backward=backward)
         engine = PipelineEngine(units, inputs, cutting, links, self._world, amp=self._amp, make_loss=_TimedLoss)
-        rows = torch.arange(samples * chunks) % len(self._model.batch.labels)
-        parts = [part[rows] for part in (*self._model.batch.inputs, self._model.batch.labels)]
+        batch = self._model.rows(samples * chunks)
         if not self.kept:
-            self.kept = [each / samples for each in _kept(engine, parts[:-1], samples)]
-        return engine, Batch(inputs=tuple(parts[:-1]), labels=parts[-1])
+            self.kept = _kept(engine, batch.inputs, samples)
+        return engine, batch
 
     def _medians(self, taken: Sequence[Mapping[str, Any]], samples: int, chunks: int) -> Pass:
         def median(name: str) -> Any:
@@ -162,17 +185,21 @@ class _Runs:
         )
 
 
-def _kept(engine: PipelineEngine, inputs: Sequence[Tensor], samples: int) -> list[float]:
-    """Return the bytes that each unit keeps of a microbatch from forward to backward, its outputs included."""
+def _kept(engine: PipelineEngine, inputs: Sequence[Tensor], samples: int) -> list[Memory]:
+    """Return the bytes that each unit keeps of a sample from forward to backward, its outputs included.
+
+    And those of its largest tensor. The loss keeps as much as the last unit returns.
+    """
     found = []
     with torch.autocast(engine.world.device.type, dtype=torch.bfloat16, enabled=engine._amp):
         for index in engine.stages:
             module, metas = engine.partition.modules[index], engine.partition.between[index]
             values = [meta.zeros(engine.world.device, gradient=index > 0) for meta in metas]
             given = engine.partition.model.side_inputs(module.asks, [part[:samples] for part in inputs])
-            all_ = kept_bytes(module, values, given, recompute=False)
-            found.append(float(all_ - sum(meta.bytes for meta in metas)))
-    return found
+            sizes = kept_storages(module, values, given, recompute=False)
+            found.append(((sum(sizes) - sum(meta.bytes for meta in metas)) / samples, max(sizes, default=0) / samples))
+    kept, largest = found[-1]
+    return [*found[:-1], (kept + sum(meta.bytes for meta in engine.partition.between[-1]) / samples, largest)]
 
 
 def _clocks(engine: PipelineEngine) -> dict[str, Any]:
@@ -200,12 +227,12 @@ def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     }
 
 
-def _with_times(unit: UnitProfile, index: int, passes: Sequence[Pass], per_unit: float, kept: float) -> UnitProfile:
+def _with_times(unit: UnitProfile, index: int, passes: Sequence[Pass], per_unit: float, memory: Memory) -> UnitProfile:
     """Return a unit with its times at every size, less what it costs to be a stage of its own."""
     is_last = index == len(passes[0].forward) - 1
     forward = [(each.samples, max(each.forward[index] - per_unit, 0.0) + is_last * each.loss) for each in passes]
     backward = [(each.samples, max(each.backward[index] - per_unit, 0.0)) for each in passes]
-    return replace(unit, forward_ms=forward, backward_ms=backward, kept_bytes=kept)
+    return replace(unit, forward_ms=forward, backward_ms=backward, kept_bytes=memory[0], largest_bytes=memory[1])
 
 
 def _add_codecs(found: Any, codec: Spec, one: Pass, profile: ModelProfile) -> None:

@@ -93,7 +93,7 @@ class Cluster:
     links: Mapping[tuple[str, str], Shape]  # by kinds or names of machines; down is to the first
     default: Shape | None = None
     measured: Mapping[tuple[int, int], MachinePath] = field(default_factory=dict)  # of machines by number
-    cores: int | None = None  # workers that compute at full speed at a time, if one machine stands for all
+    slowdown: Sequence[float] = ()  # by the number of workers that compute at a time, if one machine stands for all
 
     def path(self, source: int, target: int) -> MachinePath:
         """Return the path between two machines; raise OptionError if the file has no such link."""

@@ -44,6 +44,11 @@ class PlannedModel:
         names: dict[str, Any] = {"names": INPUTS} if self.packed else {}
         return cut_model(self.model, inputs, self.load, amp=amp, **names), inputs
 
+    def rows(self, samples: int) -> Batch:
+        """Return a batch of as many samples."""
+        rows = torch.arange(samples) % len(self.batch.labels)
+        return Batch(inputs=tuple(part[rows] for part in self.batch.inputs), labels=self.batch.labels[rows])
+
     def profile(self, settings: Settings) -> ModelProfile:
         """Return the profile without measured times."""
         units, inputs = self.cut(_TRACED, amp=settings.amp)

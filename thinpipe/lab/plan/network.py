@@ -63,7 +63,7 @@ def _times(rows: Sequence[Row]) -> LinkTimes:
 
 
 def measured_cluster(
-    link: Shaping | None, workers: int, times: LinkTimes, *, cores: int | None = None, **machine: Any
+    link: Shaping | None, workers: int, times: LinkTimes, *, slowdown: Sequence[float] = (), **machine: Any
 ) -> Cluster:
     """Return equal measured machines on a shaped link, whose rates and delays are as far off as those of two workers.
 
@@ -85,4 +85,4 @@ def measured_cluster(
     names = ["client", *(f"server-{number}" for number in range(1, workers))]
     machines = tuple(replace(Machine(name=name, kind=name), **machine) for name in names)
     name = f"{workers} workers, {link_text(link)}"
-    return Cluster(name=name, machines=machines, links={}, measured=paths, cores=cores)
+    return Cluster(name=name, machines=machines, links={}, measured=paths, slowdown=slowdown)

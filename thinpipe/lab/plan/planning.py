@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from thinpipe.lab.netem.network import check_launch
 from thinpipe.lab.plan import verdict
 from thinpipe.lab.plan.calibration import calibrate
 from thinpipe.lab.plan.cluster import read_cluster
+from thinpipe.lab.plan.crowding import crowd, crowded_ms
 from thinpipe.lab.plan.model import planned_model
 from thinpipe.lab.plan.network import LinkTimes, measure_links, measured_cluster
 from thinpipe.lab.plan.plan_file import KIND
@@ -87,8 +88,7 @@ def make_plan(options: PlanOptions, given: Mapping[str, Any]) -> Planned:
         profile, links = _measured(options, settings)
         name = profile.name
         memory = memory_bytes(settings.devices[0]) // options.workers
-        cores = max(1, (os.cpu_count() or 1) // settings.threads) if settings.threads else 1  # profiled on all cores
-        cluster = measured_cluster(options.link, options.workers, links, cores=cores, memory_bytes=memory)
+        cluster = measured_cluster(options.link, options.workers, links, slowdown=profile.slowdown, memory_bytes=memory)
     predictor = Predictor(profile, cluster, settings.batch_size)
     judged = verdict.judge(predictor, limits, search(predictor, limits), epochs=settings.epochs)
     options_given = {
@@ -109,8 +109,18 @@ def _measured(options: PlanOptions, settings: Settings) -> tuple[ModelProfile, L
     counts = samples_per_chunk(settings.batch_size)
     sizes = [settings.batch_size // count for count in {1, *(options.chunks or counts)}]
     codecs = [directions(spec) for spec in options.limits.codecs() if spec != "none"]
+    # All workers are on this machine: each stands for a machine with its share of the cores.
+    threads = settings.threads or max(1, (os.cpu_count() or 1) // options.workers)
+    settings = replace(settings, threads=threads)
     found = run_workers(_calibrate, settings, sizes, codecs, workers=1)[0]
-    return ModelProfile.from_json(found), measure_links([options.link])[link_text(options.link)]
+    profile = crowd(
+        ModelProfile.from_json(found),
+        lambda count, *facts: run_workers(_crowded, settings, *facts, workers=count)[0],
+        options.workers,
+        settings.batch_size,
+        min(sizes),
+    )
+    return profile, measure_links([options.link])[link_text(options.link)]
 
 
 def _calibrate(settings: Settings, sizes: Sequence[int], codecs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -118,6 +128,13 @@ def _calibrate(settings: Settings, sizes: Sequence[int], codecs: Sequence[tuple[
     world, model = join_world(settings.devices, threads=settings.threads), planned_model(settings)
     profile = model.profile(settings)
     return calibrate(profile, model, world, sizes=sizes, codecs=codecs, amp=settings.amp).to_json()
+
+
+def _crowded(settings: Settings, cuts: Sequence[int], samples: int) -> float:
+    """Return the time of a step while all workers compute."""
+    world, model = join_world(settings.devices, threads=settings.threads), planned_model(settings)
+    profile, size = model.profile(settings), settings.batch_size
+    return crowded_ms(profile, model, world, cuts, batch_size=size, samples=samples, amp=settings.amp)
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:

@@ -6,7 +6,6 @@ them in the order of the schedule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +20,9 @@ from thinpipe.pipeline.partition import Layout
 from thinpipe.train.engines.plan import peak_activation_bytes
 from thinpipe.train.engines.simulator import ActionCost, Hop, Key, LinkCost, Simulated, StepEnd, simulate
 
-_BUCKET_BYTES = 25 << 20  # of DistributedDataParallel
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20  # of DistributedDataParallel
+_DELAYS_OF_A_HOP = 2  # gloo's collectives send once the receiver has announced its receive
+_OTHER_DELAYS = 4  # of a step of replicas: the number of labels, a broadcast of buffers, the statistics
 # Speed of codecs that were not measured, in GB/s of floats to encode and to decode: benchmarks/codec_speed, two cores.
 _CODEC_GB_PER_S = {"tile": (18.3, 15.0), "coded": (1.46, 2.07), "gauss": (3.4, 4.2), "axes": (1.5, 2.0)}
 _OTHER_GB_PER_S = (2.3, 8.0)
@@ -98,12 +99,12 @@ class Predictor:
         flops = profile.flops if kind == "F" else profile.backward_flops
         return flops * samples / (machine.tflops * 1e9)
 
-    def action_ms(self, machine: Machine) -> float:
-        return (
-            machine.action_ms
-            if machine.tflops is not None or self.profile.action_ms is None
-            else self.profile.action_ms
-        )
+    def action_ms(self, machine: Machine, workers: int = 1) -> float:
+        """Return the time of an action apart from its module, in a pipeline of this number of workers."""
+        if machine.tflops is not None or self.profile.action_ms is None:
+            return machine.action_ms
+        crowded = self.profile.crowded_action_ms
+        return self.profile.action_ms + (crowded[min(workers, len(crowded)) - 1] if crowded else 0.0)
 
     def _wire_bytes(self, cut: int, spec: str, direction: str, samples: int, chunks: int) -> int:
         tensors = self.profile.crossing(cut)
@@ -145,6 +146,7 @@ class Predictor:
         for stage, (first, end) in enumerate(bounds):
             number = candidate.machines[candidate.placement[stage]]
             machine = self.cluster.machines[number]
+            action_ms = self.action_ms(machine, len(candidate.machines))
 
             def codec(cut: int, direction: str, which: int, machine: Machine = machine) -> float:
                 spec = candidate.forward if direction == "forward" else candidate.backward
@@ -157,12 +159,12 @@ class Predictor:
             if candidate.recompute and times["B"]:
                 times["B"] += times["F"]
             found[stage, "F"] = ActionCost(
-                times["F"] + self.action_ms(machine),
+                times["F"] + action_ms,
                 0.0 if is_first else codec(first, "forward", 1),
                 0.0 if is_last else codec(end, "forward", 0),
             )
             found[stage, "B"] = ActionCost(
-                times["B"] + (self.action_ms(machine) if times["B"] else 0.0),
+                times["B"] + (action_ms if times["B"] else 0.0),
                 0.0 if is_last else codec(end, "backward", 1),
                 0.0 if is_first else codec(first, "backward", 0),
             )
@@ -198,8 +200,8 @@ class Predictor:
         assert candidate.schedule is not None
         orders = make_order(candidate.schedule, candidate.placement, candidate.chunks)
         links = self.links(candidate)
-        end, cores = self._end(candidate), self.cluster.cores
-        done = simulate(orders, self.costs(candidate), links, end=end, steps=_STEPS, cores=cores, record=record)
+        end, slowdown = self._end(candidate), self.cluster.slowdown
+        done = simulate(orders, self.costs(candidate), links, end=end, steps=_STEPS, slowdown=slowdown, record=record)
         name, busy = self._bottleneck(candidate, done)
         return Prediction(
             candidate=candidate,
@@ -230,25 +232,23 @@ class Predictor:
         for number in candidate.machines:
             machine = self.cluster.machines[number]
             forward, backward = (sum(self.unit_ms(unit, samples, number, kind) for unit in units) for kind in "FB")
-            forward, backward = (each + self.action_ms(machine) for each in (forward, backward))
-            update = self.update_ms(machine, trained) + self.profile.step_ms
+            if machine.tflops is None and self.profile.replica_ms:
+                scale = at(self.profile.replica_ms, samples) / max(forward + backward, 1e-9)
+                forward, backward = forward * scale, backward * scale
+            else:
+                forward, backward = (each + self.action_ms(machine) for each in (forward, backward))
+            update = self.update_ms(machine, trained)
             took = (chunks - 1) * (forward + backward) + update
             if took + forward + backward > slowest:
                 slowest, backward_ms = took + forward + backward, backward
-        shared = max(1.0, count / (self.cluster.cores or count))
+        shared = [1.0, *self.cluster.slowdown][min(count, len(self.cluster.slowdown))]
         slowest, backward_ms = slowest * shared, backward_ms * shared
         step_ms, size, name, busy = slowest, 0, self.cluster.machines[candidate.machines[0]].name, 1.0
         if count > 1:
             gradient_bytes = trained * self.profile.element_bytes
             size = 2 * (count - 1) * gradient_bytes // count
-            around = (*candidate.machines, candidate.machines[0])
-            ring = [self.cluster.path(*pair) for pair in pairwise(around)]
-            comm_ms = max(path.wire_ms(size) for path in ring)
-            comm_ms += 2 * (count - 1) * max(path.delay_ms for path in ring)
-            buckets = max(1, math.ceil(gradient_bytes / _BUCKET_BYTES))
-            # The exchange begins with the first bucket and ends after the last one.
-            hidden = min(backward_ms * (1 - 1 / buckets), comm_ms * (1 - 1 / buckets))
-            step_ms += comm_ms - hidden
+            comm_ms, exposed_ms = self._exchange(candidate.machines, gradient_bytes, backward_ms)
+            step_ms += exposed_ms
             if comm_ms > slowest:
                 name, busy = "the exchange of gradients", comm_ms / step_ms
         return Prediction(
@@ -260,6 +260,22 @@ class Predictor:
             busy=busy,
         )
 
+    def _exchange(self, machines: Sequence[int], gradient_bytes: int, backward_ms: float) -> tuple[float, float]:
+        """Return the times of the ring all-reduces of all gradients, and how much of them backward does not hide."""
+        hops = 2 * (len(machines) - 1)
+        ring = [self.cluster.path(*pair) for pair in pairwise((*machines, machines[0]))]
+        delay_ms = max(path.delay_ms for path in ring)
+
+        def wire_ms(size: int) -> float:
+            return max(path.wire_ms(hops * size / len(machines)) for path in ring)
+
+        # The last bucket is complete at the end of backward; all-reduces of several buckets share their delays.
+        last = (gradient_bytes - _FIRST_BUCKET_BYTES) % _BUCKET_BYTES or _BUCKET_BYTES
+        last = min(last, gradient_bytes)
+        hidden = min(wire_ms(gradient_bytes - last), backward_ms)
+        total = wire_ms(gradient_bytes) + (hops * _DELAYS_OF_A_HOP + _OTHER_DELAYS) * delay_ms
+        return total, total - hidden
+
     # Memory
 
     def state_bytes(self, first: int, end: int) -> int:
@@ -269,7 +285,11 @@ class Predictor:
 
     def _replica_bytes(self, samples: int) -> int:
         kept = sum(unit.kept_bytes for unit in self.profile.units) * samples
-        return self.state_bytes(0, len(self.profile.units)) + round(kept)
+        return self.state_bytes(0, len(self.profile.units)) + round(kept) + self._temporary(0, None, samples)
+
+    def _temporary(self, first: int, end: int | None, samples: int) -> int:
+        """Return the bytes of gradients in backward: those of the largest tensor and of what it was computed from."""
+        return round(2 * samples * max(unit.largest_bytes for unit in self.profile.units[first:end]))
 
     def memory(self, candidate: Candidate, orders: dict[int, list[Action]]) -> tuple[int, ...]:
         """Return the bytes of every worker: state, microbatches in flight, and buffers of links."""
@@ -283,7 +303,8 @@ class Predictor:
             received = tensor_bytes(self.profile.crossing(first), samples) if stage else 0
             sent = tensor_bytes(self.profile.crossing(end), samples) if end < len(self.profile.units) else 0
             per_chunk[stage] = received + (sent if candidate.recompute else round(kept))
-            extra[rank] = max(extra[rank], kept if candidate.recompute else 0)
+            again = kept if candidate.recompute else 0
+            extra[rank] = max(extra[rank], again + self._temporary(first, end, samples))
             fixed[rank] += self.state_bytes(first, end)
             for cut, direction, spec in (
                 (first, "forward", candidate.forward),

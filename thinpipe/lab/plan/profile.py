@@ -62,6 +62,7 @@ class UnitProfile:
     trained: int
     kept_bytes: float  # of one sample from forward to backward, outputs included
     outputs: tuple[TensorProfile, ...]
+    largest_bytes: float = 0.0  # of one sample: the largest tensor that is kept
     has_gradient: bool = True  # something up to here is trained
     forward_ms: Points = ()  # measured; empty: operations count
     backward_ms: Points = ()
@@ -88,6 +89,9 @@ class ModelProfile:
     action_ms: float | None = None
     step_ms: float = 0.0
     update_ms: float | None = None  # of all trained parameters together
+    replica_ms: Points = ()  # a step of one process by its samples, less the update
+    slowdown: Sequence[float] = ()  # of units while one, two, ... workers on this machine compute
+    crowded_action_ms: Sequence[float] = ()  # of an action, in addition, with one, two, ... workers on this machine
     codecs: Mapping[str, Mapping[str, Points]] = field(default_factory=dict)  # spec -> encode, decode: ms by bytes
     spread: float = 0.0  # relative standard deviation of repeated measurements
 

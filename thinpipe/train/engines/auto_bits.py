@@ -4,6 +4,8 @@
                      (2) worker 0 sends the levels of the next steps with them, so all switch before the same step
     some steps       (3) the first chunk has another level: messages of two sizes give the rate of a link
     every N steps    (4) worker 0 chooses levels; also after two steps that took much longer, or shorter, than before
+    after (4)        (5) more bits stay only if steps take as long as before; else they are tried again later, each
+                         time after a pause twice as long, unless links have become faster
 
 The duration of a step with other levels is simulated from the measured rates and computing times (``level_choice``,
 ``simulator``). What was measured is not saved: a resumed run continues with the saved levels and measures again.
@@ -28,6 +30,9 @@ OTHER = 1.5  # ratio of step times that is a change of the link
 RECENT = 2  # steps that have changed
 REMEMBERED = 5  # intervals: longer ones would add the drift of clocks
 LEAST_STEPS = 3  # whose median is the usual duration
+WORSE = 1.06  # ratio of step times at which more bits are taken back
+LONGEST_PAUSE = 8  # intervals until they are tried again
+FASTER = 3.0  # ratio of rates that ends the pause: errors of measurement are smaller
 PROBES = 4  # parts of the interval, after each of which but the last the first chunk has another level
 
 
@@ -48,6 +53,10 @@ class AutoBits(SharedNumbers):
         for link in engine.links:
             link.times_first = (link.source, link.target) in self.hops
         self._usual_s: float | None = None  # duration of a step with these levels, as measured earlier
+        self._before: tuple[list[int], float] | None = None  # levels and duration of a step before a trial of more bits
+        self._pause = 1  # intervals after the next failed trial
+        self._barred = 0  # the step from which on more bits may be tried
+        self._failed: list[Transfer | None] = []  # times of messages in the last failed trial
         self._forget()
 
     def _forget(self) -> None:
@@ -96,12 +105,22 @@ class AutoBits(SharedNumbers):
         before, self.levels = self.levels, [int(level) for level in sums[-count:]]
         return self.levels != before
 
-    # (4), on worker 0
+    # (4) and (5), on worker 0
 
     def next_levels(self) -> list[int]:
         """Return the levels of the steps after this one."""
-        is_due = self._step % self.every == 0
-        if len(self._seconds) <= RECENT or not (is_due or self._has_changed()):
+        if self._before is not None and len(self._seconds) > RECENT:
+            (levels, usual_s), self._before = self._before, None
+            if min(self._seconds[-RECENT:]) > WORSE * usual_s:
+                self._barred, self._failed = self._step + self._pause * self.every, list(self._transfers)
+                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+                self._usual_s = usual_s
+                self._forget()
+                return levels
+        if len(self._seconds) <= RECENT:
+            return self.levels
+        is_due, has_changed = self._step % self.every == 0, self._has_changed()
+        if not (is_due or has_changed):
             return self.levels
         recent = len(self._seconds) if is_due else RECENT
         for index, samples in enumerate(self._samples):
@@ -110,10 +129,21 @@ class AutoBits(SharedNumbers):
             known = self._transfers[index]
             self._transfers[index] = follow_transfer(known, samples[-recent:], min(least_s, default=inf))
         levels = self._choose(recent)
+        if has_changed or self._is_faster():
+            self._barred, self._pause = 0, 1
+        if self._step < self._barred:
+            levels = list(map(min, levels, self.levels))
+        if any(new > old for new, old in zip(levels, self.levels, strict=True)):
+            self._before = self.levels, median(self._seconds[-recent:])
         if is_due or levels != self.levels:
             self._usual_s = median(self._seconds) if levels == self.levels else None
             self._forget()
         return levels
+
+    def _is_faster(self) -> bool:
+        """Return True if a link has become much faster since the last failed trial."""
+        pairs = zip(self._transfers, self._failed, strict=False)
+        return any(now and then and FASTER * now.s_per_byte < then.s_per_byte for now, then in pairs)
 
     def _has_changed(self) -> bool:
         *before, one, two = self._seconds

@@ -154,6 +154,13 @@ def kept_bytes(
 
     With ``recompute`` only inputs and outputs are kept.
     """
+    return sum(kept_storages(module, inputs, side_inputs, recompute=recompute))
+
+
+def kept_storages(
+    module: nn.Module, inputs: Sequence[Tensor], side_inputs: Mapping[str, Tensor], *, recompute: bool
+) -> list[int]:
+    """Return the bytes of every storage that a stage keeps for a chunk, as ``kept_bytes``."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -167,7 +174,7 @@ def kept_bytes(
     own = {tensor.untyped_storage().data_ptr() for tensor in module.state_dict(keep_vars=True).values()}
     # By storage: a tensor is often saved several times, and as several views.
     sizes = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in stays)}
-    return sum(size for place, size in sizes.items() if place not in own)
+    return [size for place, size in sizes.items() if place not in own]
 
 
 def peak_activation_bytes(orders: Mapping[int, Sequence[Action]], chunk_bytes: Mapping[int, int]) -> int:

@@ -10,7 +10,7 @@ receives are posted ahead, as links do on backends with tags. At the end of a st
 all others and updates its parameters when all have arrived (4); then its next step begins.
 
 Actions are processed in the order of their ends, so messages enter shared queues in the order of time. If more workers
-compute than there are cores, all of these are slowed down alike (5).
+compute on one machine at a time, all of these are slowed down alike (5).
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ def simulate(
     *,
     end: StepEnd | None = None,
     steps: int = 1,
-    cores: int | None = None,
+    slowdown: Sequence[float] = (),
     record: bool = False,
 ) -> Simulated:
     """Return the times of ``steps`` steps of an order; ``costs`` are by stage and kind, ``"F"`` or ``"B"``.
 
-    Without links, messages take no time; without an end, a step ends with the last action of each worker. ``cores``:
-    that all workers share.
+    Without links, messages take no time; without an end, a step ends with the last action of each worker.
+    ``slowdown``: of every worker while one, two, ... of them compute on the machine that all share.
     """
-    run = _Run(orders, costs, links or {}, cores)
+    run = _Run(orders, costs, links or {}, slowdown)
     free, ends = [0.0] * len(orders), []
     for step in range(steps):
         free = run.step(free, record and step == steps - 1)
@@ -125,10 +125,11 @@ class _Run:
         orders: Mapping[int, Sequence[Action]],
         costs: Mapping[Key, ActionCost],
         links: Mapping[Hop, LinkCost],
-        cores: int | None = None,
+        slowdown: Sequence[float] = (),
     ) -> None:
         self.workers = sorted(orders)
-        self.cores = cores or len(self.workers)
+        known = [1.0, *slowdown] if slowdown else [1.0]
+        self.slowdown = [*known, *[known[-1]] * len(self.workers)]  # by the number of workers that compute
         self.last = max(action.stage for actions in orders.values() for action in actions)
         self.todo = [[(2 * a.stage + (a.kind == "B"), a.chunk) for a in orders[w]] for w in self.workers]
         count = 2 * self.last + 2
@@ -168,7 +169,7 @@ class _Run:
             there[begins * chunks : (begins + 1) * chunks] = [0.0] * chunks
         began = list(free)
         starts: list[tuple[float, int]] = []
-        # (5) Ends if nothing slows them down; all are later by ``late``, which grows while workers share cores.
+        # (5) Ends if nothing slows them down; all are later by ``late``, which grows while workers slow each other.
         running: list[tuple[float, int]] = []
         now = late = 0.0
 
@@ -183,7 +184,7 @@ class _Run:
         for worker in range(len(todo)):
             offer(worker)
         while starts or running:
-            slow = max(len(running) / self.cores, 1.0)
+            slow = self.slowdown[len(running)]
             end = now + (running[0][0] + late - now) * slow if running else math.inf
             time = min(end, starts[0][0]) if starts else end
             late += (time - now) * (1 - 1 / slow)
