@@ -14,7 +14,7 @@ from tests.train.tasks.written import write_language_model
 from thinpipe.lab.records.record import Record
 
 pytestmark = pytest.mark.timeout(4 * LIMIT_S)
-DIGITS = ["--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "30", "--image-size", "16"]
+DIGITS = ["--samples", "64", "--batch-size", "32", "--chunks", "2", "--epochs", "20", "--image-size", "16"]
 TEXT = "a client keeps the first and the last layers of a model, servers hold those between them; " * 60
 LM = ["--model", "llama", "--data", "a.txt", "--lora", "2", "--tokens", "32", "--batch-size", "8", "--chunks", "2"]
 LM += ["--samples", "32", "--epochs", "80", "--compress", "none", "--optimizer", "adamw"]
@@ -62,12 +62,12 @@ def test_a_spare_takes_over_and_a_server_that_was_started_again_returns(tmp_path
     with machines(tmp_path, "client", "one", "two", "three") as (client, one, two, three):
         serving = [serve(each) for each in (one, two, three)]
         command = train(client, *DIGITS, "--workers", "3", *tickets(*serving), name="lasting.json")
-        command.shows("epoch +8/30")
+        command.shows("epoch +6/20")
         assert forms(command, 1) == "server 1 (one), server 2 (two)"
         kill(serving[1], all_of_it=True)
         assert forms(command, 2) == "server 1 (one), server 3 (three)"
         serve_again(two)
-        command.shows("epoch +14/30")
+        command.shows("epoch +11/20")
         kill(serving[0], all_of_it=False)
         assert "server 3 (three)" in forms(command, 3)
         lasting = sha_of(client, command, "lasting.json")
