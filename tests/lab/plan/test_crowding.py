@@ -15,8 +15,10 @@ from tests.train.toy import ToyTask, world_in
 from thinpipe.lab.plan.crowding import crowd, crowded_ms
 from thinpipe.lab.plan.model import PlannedModel
 from thinpipe.lab.plan.network import LinkTimes, measured_cluster
+from thinpipe.lab.plan.planning import crowded_step, settings_of
 from thinpipe.lab.plan.predictor import Candidate, Predictor
 from thinpipe.lab.plan.profile import ModelProfile, profile_units
+from thinpipe.launch.workers import run_workers
 from thinpipe.train.tasks.task import Source
 
 BATCH, SAMPLES, CHUNKS = 32, 4, 8
@@ -81,4 +83,11 @@ def crowded(group: Any, cuts: Sequence[int], samples: int) -> float:
 @pytest.mark.parametrize("cuts", [(), (3,)])
 def test_all_workers_measure_the_same_step(pool: Pool, cuts: Sequence[int]) -> None:
     one, other = pool.run(crowded, 2, cuts, SAMPLES)
+    assert one == other > 0
+
+
+@pytest.mark.parametrize("cuts", [(), (10,)])
+def test_the_workers_of_a_plan_take_the_steps_of_its_task(cuts: Sequence[int]) -> None:
+    settings = settings_of({"task": "digits", "batch_size": 16, "image_size": 16, "samples": 64, "threads": 1})
+    one, other = run_workers(crowded_step, settings, cuts, 8, workers=2)
     assert one == other > 0

@@ -115,7 +115,7 @@ def _measured(options: PlanOptions, settings: Settings) -> tuple[ModelProfile, L
     found = run_workers(_calibrate, settings, sizes, codecs, workers=1)[0]
     profile = crowd(
         ModelProfile.from_json(found),
-        lambda count, *facts: run_workers(_crowded, settings, *facts, workers=count)[0],
+        lambda count, *facts: run_workers(crowded_step, settings, *facts, workers=count)[0],
         options.workers,
         settings.batch_size,
         min(sizes),
@@ -130,9 +130,9 @@ def _calibrate(settings: Settings, sizes: Sequence[int], codecs: Sequence[tuple[
     return calibrate(profile, model, world, sizes=sizes, codecs=codecs, amp=settings.amp).to_json()
 
 
-def _crowded(settings: Settings, cuts: Sequence[int], samples: int) -> float:
+def crowded_step(settings: Settings, cuts: Sequence[int], samples: int) -> float:
     """Return the time of a step while all workers compute."""
-    world, model = join_world(settings.devices, threads=settings.threads), planned_model(settings)
+    world, model = join_world(settings.devices[0], threads=settings.threads), planned_model(settings)
     profile, size = model.profile(settings), settings.batch_size
     return crowded_ms(profile, model, world, cuts, batch_size=size, samples=samples, amp=settings.amp)
 
