@@ -53,10 +53,10 @@ def test_signatures() -> None:
 
 # Lines of each layer; a change that needs more says why and raises its number here.
 # Included: encrypted links 2,300 (library), servers 2,620 and fine-tuning 830 (train), both together 400 (cli).
-# `thinpipe plan` 2,310 (lab), 50 (cli), and its simulator of steps 190 (train).
+# `thinpipe plan` 2,320 (lab), 50 (cli), and its simulator of steps 190 (train).
 # Recovery 1,950 (train).
 # Adaptive bits 170 (library), 395 (train), 20 (lab).
-BUDGETS = {"library": 19_450, "train": 22_285, "lab": 9_250, "cli": 2_460}
+BUDGETS = {"library": 19_450, "train": 22_285, "lab": 9_260, "cli": 2_460}
 
 
 def layer(path: Path) -> str:

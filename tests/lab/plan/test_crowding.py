@@ -71,6 +71,15 @@ def test_no_worker_is_faster_with_others() -> None:
     assert found.crowded_action_ms == [0.0, 0.0]
 
 
+def test_more_workers_than_units_cannot_be_measured() -> None:
+    found = crowd(measured(), lambda workers, cuts, samples: 1000.0 if cuts else 10.0, 8, BATCH, SAMPLES)
+    assert len(found.slowdown) == 8
+    assert len(found.crowded_action_ms) == 6
+    assert Predictor(found, measured_cluster(None, 8, FREE), BATCH).action_ms(
+        measured_cluster(None, 8, FREE).machines[0], 8
+    ) == pytest.approx(0.5 + found.crowded_action_ms[-1])
+
+
 def crowded(group: Any, cuts: Sequence[int], samples: int) -> float:
     task = ToyTask()
     data, shape = task.load(Source())

@@ -137,7 +137,9 @@ class Runs:
         engine = ReplicaEngine(self._model.cut(samples, amp=self._amp)[0], self._world, amp=self._amp)
         return engine, self._optimizer(list(engine.parameters()), lr=1e-6), self._model.rows(samples)
 
-    def replica_ms(self, samples: int, *, steps: int = _REPLICA_STEPS, begin: Callable[[], object] = bool) -> float:
+    def replica_ms(
+        self, samples: int, *, steps: int = _REPLICA_STEPS, begin: Callable[[], object] = lambda: None
+    ) -> float:
         """Return the time of a step of one process without a pipeline, less the update; call ``begin`` before."""
         engine, made, batch = self._replica(samples)
         taken = []

@@ -1,9 +1,11 @@
 """Crowding: what workers on one machine cost each other, with the model that is planned, and without links.
 
-measured                                  gives
-steps of one process, 1, 2, ... at once   how much workers that compute at the same time slow each other
-a pipeline of 2, 3, ... workers           what an action takes longer than in one process: threads that receive,
-                                          and workers that wait for a core
+    measured                                  gives
+    steps of one process, 1, 2, ... at once   how much workers that compute at the same time slow each other
+    a pipeline of 2, 3, ... workers           what an action takes longer than in one process: threads that receive,
+                                              and workers that wait for a core
+
+Machines of their own do not have these costs: they are those of a plan that is measured on one machine.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def crowd(profile: ModelProfile, run: Run, workers: int, batch_size: int, sample
     replicas = [run(count, (), max(batch_size // 8, 1)) for count in range(1, workers + 1)]
     profile = replace(profile, slowdown=[each / replicas[0] for each in replicas])
     extra, chunks = [0.0], batch_size // samples
-    for count in range(2, workers + 1):
+    for count in range(2, min(workers, len(profile.units)) + 1):  # a stage has a unit or more
         cluster = measured_cluster(None, count, _LOOPBACK, slowdown=profile.slowdown)
         predictor = Predictor(profile, cluster, batch_size)
         cuts = _even_cuts(predictor, count, samples)
