@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from thinpipe.cli.replicas import worker_errors
 from thinpipe.cli.terminal import Outputs, one_line_errors, takes
 from thinpipe.lab.plan.plan_options import PlanOptions
 from thinpipe.options import options_of, read
@@ -37,7 +38,7 @@ def plan(**given: Any) -> None:
     """
     from thinpipe.lab.plan.planning import make_plan
 
-    with one_line_errors():
+    with one_line_errors(), worker_errors():
         options, outputs = PlanOptions(**read(PlanOptions, given)), Outputs(**read(Outputs, given))
         outputs.check()
         chosen = {*_OF_RUN, *(each.name for each in options_of(Trained).values())}
