@@ -81,7 +81,7 @@ def calibrate(
     """Return the profile with the times of this machine; ``sizes`` are samples of microbatches. World: this process."""
     runs = Runs(profile, model, world, optimizer, amp)
     sizes = sorted(set(sizes))
-    # As many microbatches as in training: backward reads activations from memory, not from caches.
+    # As many microbatches as in training: one of two took longer than one of many.
     plain = [runs.measure(size, ("none", "none"), chunks=sizes[-1] // size) for size in sizes]
     found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: {"encode": [], "decode": []})
     for codec in codecs:
